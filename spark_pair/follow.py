@@ -1,0 +1,90 @@
+"""Telling a switch's story from its journal: live lines, the history, the last result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .journal import Event, Record, read, records
+
+STUCK = "stuck"
+
+
+def line_of(event: Event) -> str | None:
+    """One line for people, or None for events that only machines need."""
+    clock = time.strftime("%H:%M:%S", time.localtime(float(event["time"])))
+    kind = event["event"]
+    if kind == "begin":
+        return f"{clock} switch to {event['target']} asked for by {event['asked_by']}"
+    if kind == "note":
+        return f"{clock}   {event['text']}"
+    if kind == "outcome":
+        phase = str(event["phase"]).replace("_", " ")
+        return f"{clock} {phase}: {event['outcome']} ({float(event['seconds']):.1f} s)"
+    if kind in ("end", STUCK):
+        return f"{clock} {event['message']}"
+    return None
+
+
+def progress(path: Path, switch_id: str, after: int, *, running: bool) -> dict[str, Any]:
+    """What happened since event number `after`: lines, whether it is over, and how it ended.
+
+    `running` tells whether a process holds the switch's lock: without one, and without an end in
+    the journal, the switch is "lost" (its process died and was not started again).
+    """
+    events = [event for event in read(path) if event.get("id") == switch_id]
+    last = next((e for e in reversed(events) if e["event"] in ("end", STUCK)), None)
+    if last is not None and events[-1] is not last and last["event"] == STUCK and running:
+        last = None
+    state = "done" if last else ("running" if running else "lost")
+    return {
+        "id": switch_id,
+        "state": state,
+        "exit": last["exit"] if last else None,
+        "changed": last["changed"] if last else None,
+        "message": last["message"] if last else "",
+        "next": len(events),
+        "lines": [line for event in events[after:] if (line := line_of(event)) is not None],
+    }
+
+
+def summary(record: Record) -> dict[str, Any]:
+    """One switch for the history: who asked, what came of it, how long each phase took."""
+    begin = record.begin
+    end = record.ended or record.last(STUCK)
+    phases: dict[str, float] = {}
+    for phase, _, seconds in record.phases():
+        phases[phase] = round(phases.get(phase, 0.0) + seconds, 3)
+    return {
+        "id": record.id,
+        "time": begin["time"],
+        "target": begin["target"],
+        "asked_by": begin.get("asked_by", ""),
+        "reason": begin.get("reason", ""),
+        "exit": end["exit"] if end else None,
+        "message": end["message"] if end else "not ended",
+        "ended_at": end["time"] if end else None,
+        "phases": phases,
+    }
+
+
+def history(path: Path, count: int) -> list[dict[str, Any]]:
+    """The last `count` switches, oldest first."""
+    known = records(read(path))
+    return [summary(record) for record in (known[-count:] if count > 0 else known)]
+
+
+def history_text(rows: Sequence[dict[str, Any]]) -> str:
+    """The history as a table for people."""
+    if not rows:
+        return "no switch yet"
+    lines = []
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row["time"])))
+        ended = "open" if row["exit"] is None else f"exit {row['exit']}"
+        lines.append(f"{when}  -> {row['target']:<12} {ended:<8} {row['message']}")
+        spent = "  ".join(f"{name} {seconds:.1f}" for name, seconds in row["phases"].items())
+        lines.append(f"    by {row['asked_by']}; {row['reason']}; seconds: {spent or '-'}")
+    return "\n".join(lines)

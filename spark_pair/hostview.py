@@ -1,0 +1,198 @@
+"""What one host of the pair looks like right now, as plain data.
+
+Used by `spark-pair node observe`, by the Ansible module that looks at hosts without the tool, and
+by status. Reads only. A thing that cannot be read is None (unknown), never "no".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .description import PairDescription, Role, Server
+from .probe import fetch_load, probe, request
+from .system import Result, run
+
+Runner = Callable[[Sequence[str], float], Result]
+View = dict[str, Any]
+
+_UNIT_KEYS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
+_READY = re.compile(r"\bserving \S+ at \S+ \(.*\bcontext: (?P<context>\d+)\b")
+_KIB_PER_GIB = 1024 * 1024
+
+
+def _run(argv: Sequence[str], timeout: float) -> Result:
+    return run(argv, timeout=timeout)
+
+
+def observe(
+    description: PairDescription,
+    role: Role,
+    *,
+    ask: bool = False,
+    runner: Runner = _run,
+    root: Path = Path("/"),
+) -> View:
+    """Describe this host; with `ask`, servers whose API lives here are asked for a completion."""
+    names = sorted(description.all_units())
+    return {
+        "host": description.host_name(role),
+        "role": role,
+        "taken_at": time.time(),
+        "boot": boot_identity(root),
+        "memory": memory(root),
+        "units": units(names, runner),
+        "containers": containers(runner),
+        "ports": ports(
+            {port.port for server in description.servers.values() for port in server.ports}, root
+        ),
+        "generations": {
+            name: current_generation(Path(server.generation.current))
+            for name, server in description.servers.items()
+            if server.generation
+        },
+        "apis": {
+            name: _api(server, role, ask, runner)
+            for name, server in description.servers.items()
+            if server.api.host == role
+        },
+    }
+
+
+def boot_identity(root: Path = Path("/")) -> str:
+    """Identity of this boot: the kernel's boot id and the start time of PID 1.
+
+    Both, because machines that share a kernel share its boot id.
+    """
+    boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    stat = (root / "proc/1/stat").read_text()
+    started = stat.rpartition(")")[2].split()[19]
+    return f"{boot}:{started}"
+
+
+def memory(root: Path = Path("/")) -> dict[str, float] | None:
+    """Total and available memory in GiB; page cache counts as available, as the kernel says."""
+    values: dict[str, int] = {}
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if rest.split():
+                values[key] = int(rest.split()[0])
+        return {
+            "total_gib": round(values["MemTotal"] / _KIB_PER_GIB, 2),
+            "available_gib": round(values["MemAvailable"] / _KIB_PER_GIB, 2),
+        }
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def parse_units(text: str) -> dict[str, dict[str, str]]:
+    """Parse `systemctl show` of several units: blocks of KEY=value with a blank line between."""
+    found: dict[str, dict[str, str]] = {}
+    for block in text.strip().split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in values:
+            found[values["Id"]] = {
+                "load": values.get("LoadState", ""),
+                "active": values.get("ActiveState", ""),
+                "sub": values.get("SubState", ""),
+                "enabled": values.get("UnitFileState", ""),
+                "result": values.get("Result", ""),
+            }
+    return found
+
+
+def units(names: Iterable[str], runner: Runner = _run) -> dict[str, dict[str, str]] | None:
+    """State of each unit by name; None when systemd could not be asked."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    done = runner(["systemctl", "show", "--property", ",".join(_UNIT_KEYS), "--", *wanted], 15)
+    return parse_units(done.out) if done.ok else None
+
+
+def containers(runner: Runner = _run) -> dict[str, dict[str, str]] | None:
+    """Every container by name; {} on a host without Docker, None when Docker does not answer."""
+    done = runner(
+        [
+            "docker", "ps", "--all", "--no-trunc",
+            "--format", "{{.Names}}\t{{.State}}\t{{.Image}}\t{{.Status}}",
+        ],
+        15,
+    )  # fmt: skip
+    if done.code == 127:
+        return {}
+    if not done.ok:
+        return None
+    rows = [line.split("\t") for line in done.out.splitlines() if line.count("\t") == 3]
+    return {
+        name: {"state": state, "image": image, "status": status}
+        for name, state, image, status in rows
+    }
+
+
+def ports(wanted: Iterable[int], root: Path = Path("/")) -> dict[str, bool] | None:
+    """Which TCP ports have a listener, on whatever address (keys are text for JSON)."""
+    listening: set[int] = set()
+    read = False
+    for table in ("proc/net/tcp", "proc/net/tcp6"):
+        try:
+            lines = (root / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        read = True
+        for line in lines:
+            parts = line.split()
+            if len(parts) > 3 and parts[3] == "0A":
+                listening.add(int(parts[1].rpartition(":")[2], 16))
+    return {str(port): port in listening for port in sorted(set(wanted))} if read else None
+
+
+def current_generation(link: Path) -> str | None:
+    """Hash of the generation that a `current` link points to; None when there is no such link."""
+    return link.resolve().name if link.is_symlink() else None
+
+
+def context_in_log(lines: Iterable[str]) -> int | None:
+    """Context length of the *last* ready line; a container that was restarted has several."""
+    found: int | None = None
+    for line in lines:
+        match = _READY.search(line)
+        if match:
+            found = int(match["context"])
+    return found
+
+
+def ready_context(container: str, runner: Runner = _run) -> int | None:
+    """Context that the running container reported when it became ready."""
+    started = runner(["docker", "inspect", "--format", "{{.State.StartedAt}}", container], 15)
+    if not started.ok:
+        return None
+    logs = runner(["docker", "logs", "--since", started.out.strip(), container], 60)
+    return context_in_log((logs.out + "\n" + logs.err).splitlines()) if logs.ok else None
+
+
+def _api(server: Server, role: Role, ask: bool, runner: Runner) -> View:
+    models = request(server, "GET", "/v1/models", 5)
+    answers = models.kind == "answered"
+    view: View = {
+        "listens": models.kind != "refused",
+        "models_status": models.status if answers else None,
+        "load": fetch_load(server).as_dict() if answers else None,
+        "context": None,
+        "probe": None,
+    }
+    if answers and server.context and server.ranks_on(role):
+        view["context"] = ready_context(server.ranks_on(role)[0], runner)
+    if ask and answers:
+        view["probe"] = probe(server).as_dict()
+    return view
+
+
+def to_json(view: View) -> str:
+    """One line, as it travels from the peer."""
+    return json.dumps(view, separators=(",", ":"), sort_keys=True)

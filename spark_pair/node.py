@@ -1,0 +1,260 @@
+"""The two ends of the pair, as the switch sees them: this host, and the peer over ssh.
+
+Everything that is done to a host is one of the few verbs below, each safe to repeat. The peer runs
+the same verbs through `sudo -n spark-pair node …`; nothing else is allowed to it by that line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pwd
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import hostview
+from .description import Host, PairDescription, Role, Server, other
+from .errors import NodeError, UnreachableError
+from .metrics import Load, load_from_dict
+from .paths import RUN, TOOL
+from .probe import ProbeResult, fetch_load, probe, result_from_dict
+from .system import Result, run
+
+SSH_UNREACHABLE = 255
+
+
+class Node(Protocol):
+    """One host of the pair. Methods raise UnreachableError or NodeError, each with a sentence."""
+
+    role: Role
+
+    def hello(self) -> dict[str, Any]:
+        """Release of the tool there."""
+
+    def observe(self) -> hostview.View:
+        """The host's view, without any completion asked."""
+
+    def load(self, server: Server) -> Load:
+        """The server's load, asked on this host."""
+
+    def probe(self, server: Server) -> ProbeResult:
+        """One real completion, asked on this host."""
+
+    def stop_unit(self, unit: str, timeout: float) -> None:
+        """Stop a unit and wait for it; never disables anything."""
+
+    def start_unit(self, unit: str, *, restart: bool) -> None:
+        """Start (or restart) a unit without waiting for it."""
+
+    def remove_rank(self, container: str) -> None:
+        """Last resort: keep the container's log, then remove it."""
+
+    def missing_images(self, server: Server) -> list[str]:
+        """Images of the server that this host's Docker lacks."""
+
+    def context(self, server: Server) -> int | None:
+        """Context that the server's rank on this host reported in its ready line."""
+
+
+class LocalNode:
+    """This host; needs root."""
+
+    def __init__(self, description: PairDescription, role: Role | None = None) -> None:
+        self.description = description
+        self.role: Role = role or description.me
+
+    def hello(self) -> dict[str, Any]:
+        return {"release": release()}
+
+    def observe(self) -> hostview.View:
+        return hostview.observe(self.description, self.role)
+
+    def load(self, server: Server) -> Load:
+        return fetch_load(server)
+
+    def probe(self, server: Server) -> ProbeResult:
+        return probe(server)
+
+    def stop_unit(self, unit: str, timeout: float) -> None:
+        self._systemctl(["stop", "--", unit], timeout, f"{unit} did not stop")
+        # A unit that ended badly stays "failed", which would refuse its next start by rate limit.
+        run(["systemctl", "reset-failed", "--", unit], timeout=10)
+
+    def start_unit(self, unit: str, *, restart: bool) -> None:
+        run(["systemctl", "reset-failed", "--", unit], timeout=10)
+        verb = "restart" if restart else "start"
+        self._systemctl([verb, "--no-block", "--", unit], 20, f"{unit} could not be started")
+
+    def remove_rank(self, container: str) -> None:
+        home = Path(self.description.hosts[self.role].home)
+        folder = home / ".cache/dsv41-tensorfold/logs"
+        logs = run(["docker", "logs", "--timestamps", container], timeout=120)
+        if logs.ok:
+            try:
+                _keep_log(folder, container, logs.out + logs.err, self.description.hosts[self.role])
+            except OSError as error:
+                # Bringing a server back never depends on the disk.
+                print(f"the log of {container} cannot be kept: {error}", file=sys.stderr)
+        gone = run(["docker", "rm", "--force", "--", container], timeout=60)
+        if not gone.ok and "No such container" not in gone.err:
+            raise NodeError(
+                f"container {container} on {self._name} cannot be removed: {gone.last_words()}"
+            )
+
+    def missing_images(self, server: Server) -> list[str]:
+        missing = []
+        for image in server.images if server.ranks_on(self.role) else ():
+            if not run(["docker", "image", "inspect", image], timeout=30).ok:
+                missing.append(image)
+        return missing
+
+    def context(self, server: Server) -> int | None:
+        names = server.ranks_on(self.role)
+        return hostview.ready_context(names[0]) if names else None
+
+    @property
+    def _name(self) -> str:
+        return self.description.host_name(self.role)
+
+    def _systemctl(self, words: list[str], timeout: float, failed: str) -> None:
+        done = run(["systemctl", *words], timeout=timeout)
+        if not done.ok:
+            raise NodeError(f"{failed} on {self._name}: {done.last_words()}")
+
+
+def run_as_user(host: Host, argv: Sequence[str], timeout: float) -> Result:
+    """Run a program as the host's user; when already that user, directly."""
+    if pwd.getpwuid(os.geteuid()).pw_name == host.user:
+        return run(argv, timeout=timeout)
+    return run(["runuser", "-u", host.user, "--", *argv], timeout=timeout)
+
+
+class PeerNode:
+    """The other host, over its user's ssh: management address first, then each rail."""
+
+    def __init__(self, description: PairDescription) -> None:
+        self.description = description
+        self.role: Role = other(description.me)
+        self._peer = description.hosts[self.role]
+        self._me = description.hosts[description.me]
+        self._address: str | None = None
+
+    def hello(self) -> dict[str, Any]:
+        return self._ask(["hello"], 20)
+
+    def observe(self) -> hostview.View:
+        return self._ask(["observe"], 45)
+
+    def load(self, server: Server) -> Load:
+        return load_from_dict(self._ask(["load", server.name], 20))
+
+    def probe(self, server: Server) -> ProbeResult:
+        # Three tries at most, each with its own deadline on the other side.
+        return result_from_dict(self._ask(["probe", server.name], 3 * server.probe.timeout + 40))
+
+    def stop_unit(self, unit: str, timeout: float) -> None:
+        self._ask(["unit", "stop", unit, "--timeout", f"{timeout:g}"], timeout + 15)
+
+    def start_unit(self, unit: str, *, restart: bool) -> None:
+        self._ask(["unit", "restart" if restart else "start", unit], 40)
+
+    def remove_rank(self, container: str) -> None:
+        self._ask(["remove-rank", container], 200)
+
+    def missing_images(self, server: Server) -> list[str]:
+        return [str(item) for item in self._ask(["images", server.name], 45)["missing"]]
+
+    def context(self, server: Server) -> int | None:
+        value = self._ask(["context", server.name], 90)["context"]
+        return int(value) if value is not None else None
+
+    def call(self, words: Sequence[str], timeout: float) -> Result:
+        """Run one verb there and return its raw result; UnreachableError if no address answers."""
+        said = []
+        for address in self._addresses():
+            # ssh hands one string to the shell over there, which splits it into words again.
+            order = shlex.join(["sudo", "-n", TOOL, "node", *words])
+            done = run_as_user(self._me, [*self._ssh(address), order], timeout)
+            if done.code != SSH_UNREACHABLE:
+                self._address = address
+                return done
+            self._address = None
+            said.append(f"{address}: {done.last_words(1)}")
+        raise UnreachableError(
+            f"{self._peer.name} cannot be reached from {self._me.name} over ssh ({'; '.join(said)})"
+        )
+
+    def _addresses(self) -> list[str]:
+        known = list(self._peer.addresses)
+        if self._address in known:
+            known.remove(self._address)
+            known.insert(0, self._address)
+        return known
+
+    def _ssh(self, address: str) -> list[str]:
+        seconds = max(1, round(self.description.policy.peer_timeout))
+        return [
+            "ssh",
+            "-o", "BatchMode=yes",
+            "-o", f"ConnectTimeout={seconds}",
+            "-o", f"ServerAliveInterval={max(1, seconds // 3)}",
+            "-o", "ServerAliveCountMax=3",
+            "-o", "ControlMaster=auto",
+            "-o", "ControlPersist=60",
+            "-o", f"ControlPath={control_folder(self._me)}/%C",
+            "-o", "LogLevel=ERROR",
+            "-p", str(self._peer.port),
+            f"{self._peer.user}@{address}",
+        ]  # fmt: skip
+
+    def _ask(self, words: Sequence[str], timeout: float) -> dict[str, Any]:
+        done = self.call(words, timeout)
+        if not done.ok:
+            raise NodeError(
+                f"{self._peer.name} could not do 'node {' '.join(words)}': {done.last_words()}"
+            )
+        try:
+            answer = json.loads(done.out)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise NodeError(
+                f"{self._peer.name} answered 'node {words[0]}' with something else than JSON: "
+                f"{done.out[:120]!r}. Is the same release of the tool installed there?"
+            )
+        return answer
+
+
+def control_folder(host: Host) -> Path:
+    """Folder of the ssh control sockets: one connection serves the whole switch."""
+    folder = RUN / "ssh"
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = pwd.getpwnam(host.user)
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+        folder.chmod(0o700)
+    return folder
+
+
+def release() -> str:
+    """Name of the installed release this process runs from; "source" when run from a checkout."""
+    for folder in Path(sys.prefix).parents:
+        if folder.name == "releases":
+            return Path(sys.prefix).relative_to(folder).parts[0]
+    return "source"
+
+
+def _keep_log(folder: Path, container: str, text: str, host: Host) -> None:
+    """Archive a rank's log where stop.sh keeps them; `docker rm` alone would lose it."""
+    owner = pwd.getpwnam(host.user)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{container}.log.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as stream:
+        stream.write(text)
+    for made in (path, folder):
+        os.chown(made, owner.pw_uid, owner.pw_gid)

@@ -1,0 +1,89 @@
+"""What every step of the switch shares: views of both machines, patience, the abort."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ..description import ROLES, Generation, Role, Server, other
+from ..errors import NodeError, SparkPairError, UnreachableError
+from ..hostview import View
+from ..metrics import Load
+from ..state import PairState
+from .world import AbortedError, Job, Side, StepError, World
+
+
+class Bench:
+    """The world, the job and the few questions that all steps ask."""
+
+    def __init__(
+        self, world: World, job: Job, state: PairState, say: Callable[[str], None]
+    ) -> None:
+        self.world = world
+        self.job = job
+        self.state = state
+        self.say = say
+        self.description = world.description
+        self.policy = world.description.policy
+
+    def views(self) -> dict[Role, View | None]:
+        """Both hosts' views, taken at the same time; None for a host that cannot be asked."""
+        with ThreadPoolExecutor(max_workers=len(ROLES)) as pool:
+            return dict(zip(ROLES, pool.map(self._view, ROLES), strict=True))
+
+    def _view(self, role: Role) -> View | None:
+        try:
+            return self.world.nodes[role].observe()
+        except (UnreachableError, NodeError):
+            return None
+
+    def both_views(self) -> dict[Role, View]:
+        """Both hosts' views, waiting a moment for a lost connection; StepError if it stays lost."""
+        deadline = self.world.now() + 3 * self.policy.peer_timeout
+        while True:
+            views = self.views()
+            here = {role: view for role, view in views.items() if view is not None}
+            if len(here) == len(views):
+                return here
+            if self.world.now() >= deadline:
+                away = next(role for role in ROLES if views[role] is None)
+                raise StepError(
+                    f"{self.name(away)} cannot be reached from {self.name(other(away))}"
+                )
+            self.world.sleep(self.policy.sample_interval)
+
+    def load(self, server: Server) -> Load:
+        try:
+            return self.world.nodes[server.api.host].load(server)
+        except SparkPairError:
+            return Load()
+
+    def side(self, server: Server) -> Side:
+        """The server as it runs now: its generation is the one its link points to."""
+        made = server.generation
+        current = self.world.current(server)
+        if made is None or current is None:
+            return Side(server.name)
+        folder = made.path.rpartition("/")[0]
+        return Side(server.name, Generation(current, f"{folder}/{current}", made.current))
+
+    def remember_serving(self, server: Server) -> None:
+        known = self.state.serving or {}
+        current = self.world.current(server)
+        stamp = time.time()
+        if known.get("server") != server.name or known.get("generation") != current:
+            known = {"server": server.name, "generation": current, "since": stamp}
+        self.state.serving = {**known, "verified_at": stamp, "verified_by": "a completion"}
+
+    def pause(self, seconds: float, *, abortable: bool = True) -> None:
+        if abortable:
+            self.check_abort()
+        self.world.sleep(seconds)
+
+    def check_abort(self) -> None:
+        if self.world.aborted():
+            raise AbortedError
+
+    def name(self, role: Role) -> str:
+        return self.description.host_name(role)

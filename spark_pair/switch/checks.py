@@ -1,0 +1,95 @@
+"""Every check that can be made while the old server still serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..description import NONE, ROLES, Command, Role, Server
+from ..hostview import View
+from ..verdict import State
+from .bench import Bench
+
+
+class Checks:
+    """Finds reasons to refuse, before anything is touched."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def problems(self) -> Iterable[str]:
+        views = self.bench.views()
+        releases = {role: self.bench.world.nodes[role].hello()["release"] for role in ROLES}
+        if len(set(releases.values())) > 1:
+            yield (
+                f"the tool's releases differ ({self.bench.name('head')}: {releases['head']}, "
+                f"{self.bench.name('worker')}: {releases['worker']}): run --tags tools,service"
+            )
+        if self.bench.job.target == NONE:
+            return
+        target = self.bench.description.server(self.bench.job.target)
+        yield from self._unit_problems(target, views)
+        if self.bench.description.fallback not in (NONE, target.name):
+            yield from self._unit_problems(
+                self.bench.description.server(self.bench.description.fallback), views
+            )
+        yield from self._target_problems(target, views)
+        if self.bench.job.restart:
+            done = self.bench.world.restarts(target.name, self.bench.policy.restart_window)
+            if done >= self.bench.policy.restart_limit:
+                yield (
+                    f"{target.name} is {self.bench.job.verdicts[target.name]}, and was already "
+                    f"restarted {done} times within {self.bench.policy.restart_window / 60:g} "
+                    "minutes: look at its log before trying again"
+                )
+
+    def _unit_problems(self, server: Server, views: Mapping[Role, View | None]) -> Iterable[str]:
+        for unit in server.units:
+            units = (views.get(unit.host) or {}).get("units")
+            load = (units or {}).get(unit.unit, {}).get("load", "unknown")
+            if load != "loaded":
+                yield (
+                    f"{unit.unit} on {self.bench.name(unit.host)} is {load}: "
+                    f"{server.name} could not be started"
+                )
+
+    def _target_problems(self, target: Server, views: Mapping[Role, View | None]) -> Iterable[str]:
+        if self.bench.job.verdicts[target.name].state is State.DOWN:
+            for port in target.ports:
+                listening = ((views.get(port.host) or {}).get("ports") or {}).get(str(port.port))
+                if listening is not False:
+                    yield (
+                        f"port {port.port} on {self.bench.name(port.host)} is in use by "
+                        f"something that is not {target.name}: find it with 'ss -ltnp'"
+                    )
+        for role in ROLES:
+            missing = self.bench.world.nodes[role].missing_images(target)
+            if missing:
+                yield (
+                    f"image {missing[0]} is missing on {self.bench.name(role)}: build or ship it "
+                    "first (the recipe's scripts/prepare.sh), since a start must not do it"
+                )
+            seen = (views.get(role) or {}).get("memory") or {}
+            gate = target.memory_gate_gib
+            if gate is not None and float(seen.get("total_gib", gate)) < gate:
+                yield (
+                    f"{self.bench.name(role)} has {seen['total_gib']} GiB in all, {target.name} "
+                    f"needs {gate:g} available"
+                )
+        if target.generation and (wrong := self.bench.world.generation_problem(target.generation)):
+            yield wrong
+        elif target.commands.dry_run:
+            yield from self._dry_run_problems(target, target.commands.dry_run)
+
+    def _dry_run_problems(self, target: Server, command: Command) -> Iterable[str]:
+        done = self.bench.world.run_command(command, target.generation)
+        if not done.ok:
+            yield f"the dry run of {target.name} failed: {done.last_words()}"
+            return
+        for rank in target.ranks:
+            if f"--name {rank.container} " not in done.out:
+                yield (
+                    f"the dry run of {target.name} does not start a container named "
+                    f"{rank.container}: set tensorfold_service_container_name to the name in its "
+                    f"output"
+                )
+                return

@@ -1,0 +1,65 @@
+"""Looking at the servers: a verdict for each, with the evidence gathered patiently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import verdict as verdicts
+from ..description import Role, Server
+from ..hostview import View
+from ..metrics import Load, load_from_dict
+from ..verdict import State, Verdict
+from .bench import Bench
+
+
+class Look:
+    """Gives verdicts. Touches nothing but the memory of suspects."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def verdict(self, server: Server, views: Mapping[Role, View | None]) -> Verdict:
+        found = verdicts.presence(server, views, self.bench.description)
+        if found.state is not State.UP:
+            self.bench.state.suspects.pop(server.name, None)
+            return found
+        return self.assess(server)
+
+    def assess(self, server: Server) -> Verdict:
+        """Ask a server that is up until it is proven serving, busy or dead; bounded by patience."""
+        node = self.bench.world.nodes[server.api.host]
+        before = node.load(server)
+        first = node.probe(server)
+        if first.ok:
+            self.bench.state.suspects.pop(server.name, None)
+            return Verdict(State.SERVING, "")
+        since, failures = self._suspected(server, before)
+        evidence = verdicts.start_evidence(since, before, self.bench.world.now(), first, failures)
+        while (found := verdicts.weigh(evidence, self.bench.policy)) is None:
+            self.bench.say(f"{server.name}: a probe failed ({first.why}); gathering evidence")
+            self.bench.pause(
+                max(self.bench.policy.sample_interval, self.bench.policy.dead_after / 4)
+            )
+            result = node.probe(server)
+            if result.ok:
+                self.bench.state.suspects.pop(server.name, None)
+                return Verdict(State.SERVING, "")
+            evidence = verdicts.add_evidence(evidence, self.bench.world.now(), result)
+        if found.state is State.BUSY and not evidence.moved:
+            self.bench.state.suspects[server.name] = {
+                "since": evidence.first_at,
+                "load": before.as_dict(),
+                "failures": evidence.failures,
+            }
+        self.bench.world.save(self.bench.state)
+        return found
+
+    def _suspected(self, server: Server, load: Load) -> tuple[float, int]:
+        """Since when nothing was finished and how many probes failed, over earlier runs too."""
+        now = self.bench.world.now()
+        known = self.bench.state.suspects.get(server.name)
+        if known and load.progress and load_from_dict(known.get("load")).progress == load.progress:
+            since = float(known.get("since", now))
+            if since <= now:
+                return since, int(known.get("failures", 0))
+        return now, 0

@@ -1,0 +1,436 @@
+"""Running a switch for real: the lock, the request, the journal, resuming what was cut off.
+
+`spark-pair switch` leaves a request and starts `spark-pair-switch.service`; the unit's process
+takes the lock and does the work. If it dies, systemd starts it again, and it finds the open journal
+instead of a request. So neither the shell nor the controller that asked is needed any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import jsonfile, paths
+from .. import state as states
+from ..description import NONE, ROLES, Command, Generation, PairDescription, Role, Server
+from ..errors import BusyError, Exit, SparkPairError
+from ..journal import Event, Journal, Record, open_record, read, records
+from ..node import LocalNode, Node, PeerNode, run_as_user
+from ..state import PairState
+from ..system import Result, run
+from ..verdict import State, Verdict, presence
+from .machine import Outcome, Phase, after, resume_at
+from .work import Work
+from .world import Job, Side, World
+
+STUCK = "stuck"
+"""The event that tells that nobody serves; the switch stays open for `spark-pair resume`."""
+
+
+class RealWorld:
+    """The pair itself, seen from the head. `dry` lets nothing be written."""
+
+    def __init__(self, description: PairDescription, job_id: str, *, dry: bool = False) -> None:
+        self.description = description
+        self.nodes: Mapping[Role, Node] = {
+            "head": LocalNode(description, "head"),
+            "worker": PeerNode(description),
+        }
+        self.dry = dry
+        self.job_id = job_id
+        self.journal = Journal(paths.JOURNAL)
+
+    def now(self) -> float:
+        # The boot clock also runs while a machine sleeps, and nobody can set it.
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def run_command(self, command: Command, generation: Generation | None) -> Result:
+        folder = generation.path if generation else ""
+        argv = [word.replace("{generation}", folder) for word in command.argv]
+        host = self.description.hosts[command.host]
+        return run_as_user(host, argv, command.timeout)
+
+    def current(self, server: Server) -> str | None:
+        if server.generation is None:
+            return None
+        link = Path(server.generation.current)
+        return link.resolve().name if link.is_symlink() else None
+
+    def flip(self, generation: Generation) -> None:
+        link = Path(generation.current)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        beside = link.with_name(f".{link.name}.new")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(generation.path)
+        beside.replace(link)
+
+    def generation_problem(self, generation: Generation) -> str | None:
+        launch = Path(generation.path) / "launch"
+        if os.access(launch, os.X_OK):
+            return None
+        name = self.description.host_name("head")
+        return f"{launch} is missing on {name}: prepare it first with --tags service"
+
+    def aborted(self) -> bool:
+        return paths.ABORT.exists()
+
+    def record(self, event: Event) -> None:
+        if not self.dry:
+            self.journal.append({"id": self.job_id, **event})
+
+    def reserve(self) -> None:
+        self.journal.reserve()
+
+    def past_the_point(self) -> None:
+        self.journal.essential = False
+
+    def save(self, state: PairState) -> None:
+        if self.dry:
+            return
+        try:
+            states.save(state)
+        except OSError:
+            if self.journal.essential:
+                raise
+
+    def restarts(self, server: str, window: float) -> int:
+        since = time.time() - window
+        return sum(
+            1
+            for known in records(read(paths.JOURNAL))
+            if known.begin.get("target") == server
+            and known.id != self.job_id
+            and float(known.begin["time"]) >= since
+            and (armed := known.last("armed")) is not None
+            and armed.get("verdicts", {}).get(server) in (State.DEAD, State.PARTIAL)
+        )
+
+    def why_failed(self, unit: str, role: Role) -> str:
+        if role != self.description.me:
+            return ""
+        log = run(
+            ["journalctl", "--unit", unit, "--lines", "20", "--output", "cat", "--no-pager"],
+            timeout=15,
+        )
+        lines = [line.strip() for line in log.out.splitlines() if "ERROR" in line]
+        return lines[-1] if lines else ""
+
+
+def new_id() -> str:
+    """A switch's id: UTC time first, so that ids sort as the switches happened."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + uuid.uuid4().hex[:6]
+
+
+def drive(world: World, work: Work, job: Job, phase: Phase | Exit) -> Exit:
+    """Run phases from `phase` on until the machine ends; each is journalled before its work."""
+    while isinstance(phase, Phase):
+        world.record({"event": "phase", "phase": str(phase)})
+        started = world.now()
+        outcome = work.run(phase)
+        world.record(
+            {
+                "event": "outcome",
+                "phase": str(phase),
+                "outcome": str(outcome),
+                "seconds": round(world.now() - started, 3),
+                "message": job.message,
+            }
+        )
+        phase = after(phase, outcome)
+    ended = "end" if phase is not Exit.NOBODY else STUCK
+    world.record(
+        {"event": ended, "exit": int(phase), "message": job.message, "changed": job.changed}
+    )
+    return phase
+
+
+# ---- requests -----------------------------------------------------------------------------
+
+
+def make_request(
+    target: str, *, asked_by: str, reason: str, drain: str, hold: bool
+) -> dict[str, Any]:
+    """The request that `spark-pair switch` leaves for the unit."""
+    return {
+        "id": new_id(),
+        "kind": "switch",
+        "target": target,
+        "asked_by": asked_by,
+        "reason": reason,
+        "drain": drain,
+        "hold": hold,
+    }
+
+
+def submit(request: dict[str, Any]) -> None:
+    """Leave the request and start the unit; BusyError when a switch runs or is about to."""
+    paths.RUN.mkdir(parents=True, exist_ok=True)
+    with locked():
+        waiting = jsonfile.read(paths.REQUEST)
+        if waiting is not None and time.time() - paths.REQUEST.stat().st_mtime < 10:
+            raise BusyError(f"another switch (to {waiting.get('target')}) was asked for just now")
+        paths.ABORT.unlink(missing_ok=True)
+        jsonfile.write(paths.REQUEST, request, mode=0o600)
+    # A unit that failed five times by start limit would refuse the operator's next order.
+    run(["systemctl", "reset-failed", paths.SWITCH_UNIT], timeout=10)
+    done = run(["systemctl", "start", "--no-block", paths.SWITCH_UNIT], timeout=20)
+    if not done.ok:
+        paths.REQUEST.unlink(missing_ok=True)
+        raise BusyError(f"{paths.SWITCH_UNIT} could not be started: {done.last_words()}")
+
+
+@contextmanager
+def locked(holder: dict[str, Any] | None = None, wait: float = 0.0) -> Iterator[None]:
+    """Hold the switch's lock; BusyError naming its holder when someone else has it."""
+    paths.RUN.mkdir(parents=True, exist_ok=True)
+    with paths.LOCK.open("a+", encoding="utf-8") as stream:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BusyError(_who_holds()) from None
+                time.sleep(0.05)
+        if holder is not None:
+            stream.truncate(0)
+            stream.write(json.dumps(holder))
+            stream.flush()
+        try:
+            yield
+        finally:
+            if holder is not None:
+                stream.truncate(0)
+
+
+def _who_holds() -> str:
+    known = jsonfile.read(paths.LOCK) or {}
+    if not known:
+        return "another switch is being started right now"
+    since = time.strftime("%H:%M:%S", time.localtime(known.get("since", 0)))
+    return (
+        f"a switch to {known.get('target')} (id {known.get('id')}, asked for by "
+        f"{known.get('asked_by')}) has been running since {since}, process {known.get('pid')}; "
+        "follow it with 'spark-pair history', stop it with 'spark-pair abort'"
+    )
+
+
+def is_running() -> bool:
+    """Whether some process holds the lock."""
+    try:
+        with locked():
+            return False
+    except BusyError:
+        return True
+
+
+def run_unit(description: PairDescription, say: Callable[[str], None]) -> Exit:
+    """The unit's whole life: take the lock, do what was asked, or finish what was cut off."""
+    request = jsonfile.read(paths.REQUEST)
+    opened = open_record(paths.JOURNAL)
+    name = request or (opened.begin if opened else {})
+    holder = {
+        "id": name.get("id"),
+        "target": name.get("target"),
+        "asked_by": name.get("asked_by"),
+        "pid": os.getpid(),
+        "since": time.time(),
+    }
+    with locked(holder, wait=10):
+        paths.REQUEST.unlink(missing_ok=True)
+        if request is None:
+            return resume(description, say) if opened else Exit.DONE
+        if request.get("kind") == "boot":
+            return after_boot(description, request, say)
+        job = Job(
+            id=request["id"],
+            target=request["target"],
+            asked_by=request["asked_by"],
+            reason=request["reason"],
+            drain=request["drain"],
+            hold=request["hold"],
+        )
+        return _begin(RealWorld(description, job.id), job, Phase.OBSERVE, say)
+
+
+def _begin(world: RealWorld, job: Job, phase: Phase, say: Callable[[str], None]) -> Exit:
+    speak = _speaker(world, say)
+    world.record(
+        {
+            "event": "begin",
+            "target": job.target,
+            "asked_by": job.asked_by,
+            "reason": job.reason,
+            "drain": job.drain,
+            "hold": job.hold,
+        }
+    )
+    return drive(world, Work(world, job, states.load(), speak), job, phase)
+
+
+def _speaker(world: RealWorld, say: Callable[[str], None]) -> Callable[[str], None]:
+    def speak(text: str) -> None:
+        say(text)
+        world.record({"event": "note", "text": text})
+
+    return speak
+
+
+def dry_run(
+    description: PairDescription, target: str, drain: str, say: Callable[[str], None]
+) -> tuple[Outcome, Job]:
+    """Observe and check without writing anything; the outcome of the last phase, and the job."""
+    job = Job(new_id(), target, "dry run", "dry run", drain)
+    world = RealWorld(description, job.id, dry=True)
+    work = Work(world, job, states.load(), say)
+    outcome = work.run(Phase.OBSERVE)
+    if outcome is Outcome.OK:
+        outcome = work.run(Phase.REFUSE)
+    return outcome, job
+
+
+# ---- finishing what was cut off -----------------------------------------------------------
+
+
+def job_from(record: Record) -> Job:
+    """Rebuild a job from its journal, as far as it got."""
+    begin = record.begin
+    job = Job(
+        id=record.id,
+        target=begin["target"],
+        asked_by=begin.get("asked_by", ""),
+        reason=begin.get("reason", ""),
+        drain=begin.get("drain", "keep"),
+        hold=bool(begin.get("hold")),
+    )
+    armed = record.last("armed")
+    if armed:
+        job.former = Side.from_dict(armed.get("former"))
+        job.boots = {role: armed["boots"][role] for role in ROLES if role in armed["boots"]}
+        job.verdicts = {
+            name: Verdict(State(state), "") for name, state in armed.get("verdicts", {}).items()
+        }
+    if record.last_outcome:
+        job.message = next(
+            str(event["message"])
+            for event in reversed(record.events)
+            if event["event"] == "outcome"
+        )
+    job.attempts = sum(
+        1
+        for event in record.events
+        if event["event"] == "outcome" and event["phase"] == str(Phase.RECOVER)
+    )
+    # The machines were touched from STOP on, also when only the last line of the story is missing.
+    job.changed = any(
+        event["event"] == "phase" and event["phase"] in (Phase.STOP, Phase.RECOVER)
+        for event in record.events
+    )
+    return job
+
+
+def resume(description: PairDescription, say: Callable[[str], None]) -> Exit:
+    """Go on with the newest switch, which was cut off or got stuck; a no-op when it has ended."""
+    record = open_record(paths.JOURNAL)
+    if record is None:
+        say("no switch is open; nothing to resume")
+        return Exit.DONE
+    job = job_from(record)
+    world = RealWorld(description, job.id)
+    speak = _speaker(world, say)
+    speak(f"resuming the switch to {job.target}, cut off in {record.last_phase or 'its beginning'}")
+    return go_on(world, Work(world, job, states.load(), speak), job, record)
+
+
+def go_on(world: World, work: Work, job: Job, record: Record) -> Exit:
+    """Continue a switch from its journal: nothing is repeated blindly, no end is written twice."""
+    at = resume_point(record)
+    if record.events[-1]["event"] == STUCK:
+        job.attempts = 0
+        at = Phase.RECOVER
+    job.message = job.message or "the switch was interrupted"
+    if at is Exit.REFUSED:
+        job.message = "interrupted before anything was touched; nothing to do"
+    if isinstance(at, Phase) and at is not Phase.BACK_OUT:
+        job.changed = True
+        world.past_the_point()
+        if at is Phase.RESTORE or (at is Phase.RECOVER and not _recovering(record)):
+            at = Phase.RESTORE if _target_serves(work, world, job) else Phase.RECOVER
+    return drive(world, work, job, at)
+
+
+def resume_point(record: Record) -> Phase | Exit:
+    """Where a cut-off switch goes on, from its journal alone."""
+    ended = record.last_outcome
+    if ended is None:
+        return resume_at(Phase(record.last_phase) if record.last_phase else None)
+    following = after(Phase(ended[0]), Outcome(ended[1]))
+    return resume_at(following) if isinstance(following, Phase) else following
+
+
+def _recovering(record: Record) -> bool:
+    return any(
+        event["event"] == "phase" and event["phase"] in (Phase.RECOVER, Phase.CLEAN)
+        for event in record.events
+    )
+
+
+def _target_serves(work: Work, world: World, job: Job) -> bool:
+    if job.target == NONE:
+        return False
+    server = world.description.server(job.target)
+    if server.generation and world.current(server) != server.generation.hash:
+        return False
+    try:
+        views = {role: world.nodes[role].observe() for role in ROLES}
+    except SparkPairError:
+        return False
+    if presence(server, views, world.description).state is not State.UP:
+        return False
+    return work.run(Phase.VERIFY) is Outcome.OK
+
+
+def after_boot(
+    description: PairDescription, request: dict[str, Any], say: Callable[[str], None]
+) -> Exit:
+    """A machine of the pair was booted: what is enabled at boot, the fallback, owns the pair.
+
+    Nothing is done when a server serves anyway (a reboot that both machines went through together,
+    with the fallback enabled, ends there by itself).
+    """
+    target = description.fallback if description.fallback != NONE else description.wanted
+    if target == NONE:
+        return Exit.DONE
+    opened = open_record(paths.JOURNAL)
+    job = Job(request["id"], target, request["asked_by"], request["reason"])
+    world = RealWorld(description, job.id)
+    work = Work(world, job, states.load(), say)
+    outcome = work.run(Phase.OBSERVE)
+    alive = [name for name, item in job.verdicts.items() if item.state is not State.DOWN]
+    working = [name for name in alive if job.verdicts[name].state in (State.SERVING, State.BUSY)]
+    if opened is None and outcome is not Outcome.FAILED and working and alive == working:
+        say(f"{working[0]} serves; nothing to do after the boot")
+        return Exit.DONE
+    if opened is not None:
+        RealWorld(description, opened.id).record(
+            {
+                "event": "end",
+                "exit": int(Exit.RECOVERED),
+                "message": f"a machine was booted meanwhile; {target} takes the pair ({job.id})",
+                "changed": True,
+            }
+        )
+    job.former = None
+    job.message = job.cause = request["reason"]
+    return _begin(world, job, Phase.RECOVER, say)

@@ -1,0 +1,360 @@
+"""The work of each phase. Where an outcome leads is decided in `machine.py`, never here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import verdict as verdicts
+from ..description import NONE, ROLES, Server
+from ..errors import SparkPairError, UnreachableError
+from ..metrics import Load
+from ..state import PairState
+from ..verdict import State
+from .bench import Bench
+from .checks import Checks
+from .hands import Hands
+from .look import Look
+from .machine import Outcome, Phase
+from .world import AbortedError, Job, Side, StepError, World
+
+_BACK_OUT_PHASES = (Phase.OBSERVE, Phase.REFUSE, Phase.DRAIN, Phase.ARM, Phase.KEEPERS)
+
+
+class Work(Bench):
+    """Carries out the phases of one switch on a world."""
+
+    def __init__(
+        self, world: World, job: Job, state: PairState, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(world, job, state, say)
+        self.look = Look(self)
+        self.checks = Checks(self)
+        self.hands = Hands(self)
+
+    def run(self, phase: Phase) -> Outcome:
+        """Do one phase; errors become its outcome, with the reason in `job.message`."""
+        work: dict[Phase, Callable[[], Outcome]] = {
+            Phase.OBSERVE: self.observe,
+            Phase.REFUSE: self.refuse,
+            Phase.DRAIN: self.drain,
+            Phase.ARM: self.arm,
+            Phase.KEEPERS: self.keepers,
+            Phase.STOP: self.stop,
+            Phase.RELEASE: self.release,
+            Phase.START: self.start,
+            Phase.VERIFY: self.verify,
+            Phase.RESTORE: self.restore,
+            Phase.COMMIT: self.commit,
+            Phase.BACK_OUT: self.back_out,
+            Phase.RECOVER: self.recover,
+            Phase.CLEAN: self.clean,
+        }
+        try:
+            return work[phase]()
+        except AbortedError:
+            self._because("aborted by the operator")
+            return Outcome.GAVE_UP if phase in _BACK_OUT_PHASES else Outcome.FAILED
+        except (SparkPairError, OSError) as error:
+            self._because(str(error))
+            return Outcome.FAILED
+
+    def observe(self) -> Outcome:
+        """Give every server a verdict, and decide whether there is anything to do."""
+        views = self.views()
+        away = [role for role in ROLES if views[role] is None]
+        if away:
+            return self._refuse(
+                f"{self.name(away[0])} cannot be reached, so nothing is known about what runs "
+                "there; nothing was touched. Bring it back and run this again"
+            )
+        for server in self.description.servers.values():
+            self.job.verdicts[server.name] = self.look.verdict(server, views)
+        target = self.job.target
+        for name, found in self.job.verdicts.items():
+            if found.state is not State.DOWN:
+                self.say(f"{name} is {found}")
+            if found.state is State.UNKNOWN:
+                return self._refuse(f"{name} is {found}; nothing was touched")
+        if target == NONE:
+            if all(item.state is State.DOWN for item in self.job.verdicts.values()):
+                self.job.message = "no model server runs, as asked; nothing to do"
+                return Outcome.NOTHING
+        elif (done := self._observe_target(self.description.server(target))) is not None:
+            return done
+        for name, found in self.job.verdicts.items():
+            if found.state is State.STARTING and name != target and self.job.drain == "keep":
+                return self._refuse(
+                    f"{name} is still starting ({found.why}); nothing was touched. Wait until it "
+                    "serves, or stop it with a rollback"
+                )
+        self.job.former = self._find_former()
+        return Outcome.OK
+
+    def _observe_target(self, server: Server) -> Outcome | None:
+        found = self.job.verdicts[server.name]
+        if found.state in (State.BUSY, State.STARTING):
+            return self._refuse(f"{server.name} is {found}; nothing was touched")
+        if found.state is State.SERVING:
+            current = self.world.current(server)
+            wanted = server.generation.hash if server.generation else None
+            rivals = [
+                name
+                for name, item in self.job.verdicts.items()
+                if name != server.name and item.state is not State.DOWN
+            ]
+            if rivals:
+                return self._refuse(
+                    f"{server.name} serves, and {rivals[0]} is {self.job.verdicts[rivals[0]]}: "
+                    f"two servers at once. Nothing was touched; stop {rivals[0]} by hand first"
+                )
+            if wanted is None or current == wanted:
+                self.job.message = f"{server.name} serves, verified by a completion; nothing to do"
+                self.remember_serving(server)
+                self.world.save(self.state)
+                return Outcome.NOTHING
+            self.say(f"{server.name} runs generation {current}, wanted is {wanted}: restart needed")
+        self.job.restart = found.state in (State.DEAD, State.PARTIAL)
+        return None
+
+    def _find_former(self) -> Side | None:
+        for name, found in self.job.verdicts.items():
+            if found.state in (State.SERVING, State.BUSY):
+                return self.side(self.description.server(name))
+        return None
+
+    def refuse(self) -> Outcome:
+        """Every check that can be made while the old server still serves."""
+        problems = list(self.checks.problems())
+        if problems:
+            return self._refuse("; ".join(problems) + ". Nothing was touched")
+        return Outcome.OK
+
+    def drain(self) -> Outcome:
+        """Wait until the servers that are to be stopped have been idle for the quiet period."""
+        for name, found in self.job.verdicts.items():
+            if found.state in (State.DOWN, State.DEAD, State.PARTIAL, State.STARTING):
+                if found.state is not State.DOWN:
+                    self.say(f"{name} is {found.state}: no drain")
+                continue
+            outcome = self._drain_one(self.description.server(name))
+            if outcome is not Outcome.OK:
+                return outcome
+        return Outcome.OK
+
+    def _drain_one(self, server: Server) -> Outcome:
+        if server.metrics is None:
+            self.say(f"{server.name} has no metrics configured: its requests cannot be seen")
+        limit = (
+            self.policy.drain_deadline_operator
+            if self.job.drain == "stop"
+            else self.policy.drain_deadline
+        )
+        started = self.world.now()
+        quiet_since: float | None = None
+        said = ""
+        while True:
+            load = self.load(server)
+            now = self.world.now()
+            if not load.idle:
+                quiet_since = None
+            elif quiet_since is None:
+                quiet_since = now
+            if quiet_since is not None and now - quiet_since >= self.policy.quiet_period:
+                return Outcome.OK
+            if now - started >= limit and quiet_since is None:
+                return self._drain_over(server, load, limit)
+            words = load.words()
+            if words != said:
+                self.say(f"drain {server.name}: {words}")
+                said = words
+            self.pause(self.policy.sample_interval)
+
+    def _drain_over(self, server: Server, load: Load, limit: float) -> Outcome:
+        if self.job.drain == "stop":
+            self.say(f"drain {server.name}: {load.words()} after {limit:g} s; stopping as asked")
+            return Outcome.OK
+        self.job.message = (
+            f"{server.name} did not become idle within {limit:g} s ({load.words()}); it still "
+            "serves and nothing was stopped"
+        )
+        return Outcome.GAVE_UP
+
+    def arm(self) -> Outcome:
+        """Write down all that a resume needs, with disk room for the rest of the story."""
+        self.check_abort()
+        views = self.views()
+        for role in ROLES:
+            view = views[role]
+            if view is None:
+                raise UnreachableError(f"{self.name(role)} went away; nothing was touched")
+            self.job.boots[role] = view["boot"]
+        try:
+            self.world.reserve()
+        except OSError as error:
+            raise StepError(
+                f"no disk room for the journal on {self.name('head')}: {error}; nothing was "
+                "touched. Free some space first"
+            ) from error
+        self.world.record(
+            {
+                "event": "armed",
+                "former": self.job.former.as_dict() if self.job.former else None,
+                "boots": dict(self.job.boots),
+                "verdicts": {name: str(item.state) for name, item in self.job.verdicts.items()},
+            }
+        )
+        return Outcome.OK
+
+    def keepers(self) -> Outcome:
+        """Stop what would revive a server: timers first, before the server itself (fault 13)."""
+        self.check_abort()
+        self.hands.stop_keepers()
+        self.check_abort()
+        return Outcome.OK
+
+    def back_out(self) -> Outcome:
+        """Put the keepers back and prove that the old server still generates."""
+        former = self.job.former
+        if former is None:
+            self.job.message = self.job.message or "backed out; no server had been serving"
+            return Outcome.OK
+        server = self.description.server(former.server)
+        views = self.both_views()
+        if verdicts.presence(server, views, self.description).state is not State.UP:
+            return Outcome.FAILED
+        if self.look.assess(server).state is State.DEAD:
+            return Outcome.FAILED
+        self.hands.start_keepers(server)
+        self.job.message = f"{self.job.message or 'backed out'}; {server.name} serves as before"
+        return Outcome.OK
+
+    def stop(self) -> Outcome:
+        """Stop every server that is there, and see on both machines that nothing is left."""
+        self.check_abort()
+        self.job.changed = True
+        self.world.past_the_point()
+        self.hands.stop_everything()
+        return Outcome.OK
+
+    def release(self) -> Outcome:
+        """Wait until both machines have the memory that the new server's launcher asks for."""
+        if self.job.target != NONE:
+            self.hands.wait_for_memory(self.description.server(self.job.target), abortable=True)
+        return Outcome.OK
+
+    def start(self) -> Outcome:
+        """Flip the generation, start the units in order, wait until the API is there."""
+        if self.job.target == NONE:
+            return Outcome.NOTHING
+        self.check_abort()
+        server = self.description.server(self.job.target)
+        self.hands.check_boots()
+        self.hands.start_server(Side(server.name, server.generation), abortable=True)
+        return Outcome.OK
+
+    def verify(self) -> Outcome:
+        """Prove the new server: a real completion, all parts, the context, the metrics."""
+        self.check_abort()
+        server = self.description.server(self.job.target)
+        self.hands.verify_server(server, strict=server.name != self.description.fallback)
+        return Outcome.OK
+
+    def restore(self) -> Outcome:
+        """Bring the keepers of the server that serves now back, last."""
+        if self.job.target != NONE:
+            self.hands.start_keepers(self.description.server(self.job.target))
+        return Outcome.OK
+
+    def commit(self) -> Outcome:
+        """Keep what was reached: who serves, and whether a plain run may change it again."""
+        if self.job.hold:
+            self.state.set_hold("rollback", self.job.reason)
+        elif self.job.target == self.description.wanted:
+            self.state.hold = None
+        if self.job.target == NONE:
+            self.state.serving = None
+            self.job.message = "both machines are empty: no model server runs, as asked"
+        else:
+            self.job.message = f"{self.job.target} serves, verified by a completion"
+        self.state.suspects.clear()
+        self.world.save(self.state)
+        return Outcome.OK
+
+    def candidates(self) -> list[Side]:
+        """Who may serve again, best first: the former, then the fallback, else the target again."""
+        sides: list[Side] = []
+        if self.job.former:
+            sides.append(self.job.former)
+        fallback = self.description.fallback
+        if fallback != NONE and fallback not in [side.server for side in sides]:
+            sides.append(Side(fallback, self.description.server(fallback).generation))
+        if not sides and self.job.target != NONE:
+            sides.append(Side(self.job.target, self.description.server(self.job.target).generation))
+        return sides
+
+    def recover(self) -> Outcome:
+        """Bring the next candidate back; every step proven on both machines."""
+        self.world.past_the_point()
+        self.job.changed = True
+        sides = self.candidates()
+        attempt = self.job.attempts
+        self.job.attempts += 1
+        self.job.cause = self.job.cause or self.job.message or "the switch was interrupted"
+        if attempt >= len(sides):
+            self.job.message = f"{self.job.cause}; there is no server left to bring back"
+            return Outcome.FAILED
+        side = sides[attempt]
+        self.say(f"bringing {side} back")
+        try:
+            self._bring_back(side)
+        except (SparkPairError, OSError) as error:
+            self.say(f"{side} did not come back: {error}")
+            self.job.message = f"{self.job.cause}; {side.server} did not come back: {error}"
+            return Outcome.AGAIN if self.job.attempts < len(sides) else Outcome.FAILED
+        self.state.set_hold("recovery", self.job.cause)
+        self.world.save(self.state)
+        self.job.message = f"{self.job.cause}. {side.server} serves, verified by a completion"
+        return Outcome.OK
+
+    def _bring_back(self, side: Side) -> None:
+        server = self.description.server(side.server)
+        self.hands.wait_for_both()
+        self.hands.stop_keepers()
+        gentle = not server.ranks
+        self.hands.stop_everything(keep=server.name if gentle else None)
+        self.hands.wait_for_memory(server, abortable=False)
+        try:
+            self.hands.start_server(side, abortable=False)
+            self.hands.verify_server(server, strict=False)
+        except StepError:
+            if not gentle:
+                raise
+            # Half of it may have been running and wedged: once more from nothing.
+            self.hands.stop_everything()
+            self.hands.start_server(side, abortable=False)
+            self.hands.verify_server(server, strict=False)
+        self.hands.start_keepers(server)
+
+    def clean(self) -> Outcome:
+        """Nobody could be brought back: leave both machines empty, and say what is left to do."""
+        failed = ""
+        try:
+            self.hands.stop_everything()
+        except (SparkPairError, OSError) as error:
+            failed = f" ({error})"
+        self.state.serving = None
+        self.state.set_hold("recovery", self.job.cause)
+        self.world.save(self.state)
+        self.job.message = (
+            f"NO MODEL SERVER RUNS. {self.job.message}{failed}. When the cause is mended, run "
+            f"'spark-pair resume' on {self.name('head')}"
+        )
+        return Outcome.OK if not failed else Outcome.FAILED
+
+    def _because(self, why: str) -> None:
+        self.job.message = why
+        self.say(why)
+
+    def _refuse(self, why: str) -> Outcome:
+        self.job.message = why
+        return Outcome.REFUSED
