@@ -1,0 +1,84 @@
+# Every target can be run again after an interruption; "make help" lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+# Ansible refuses to run in a locale that is not UTF-8.
+export LC_ALL := C.UTF-8
+export LANG := C.UTF-8
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+PYTHON := $(CURDIR)/.venv/bin/python
+PAIR := $(PYTHON) simulated_pair/pair.py
+PLAY := ansible-playbook -i inventory/simulated site.yml -l spark_pair
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## system packages (by apt, only what is missing) and .venv
+	@simulated_pair/install-packages
+	@simulated_pair/make-venv
+
+.PHONY: pair
+pair: setup ## the simulated pair: image, both machines, Hikari serving
+	@$(PAIR) start
+
+.PHONY: reset
+reset: setup ## bring the simulated pair back to "Hikari serves", faults cleared
+	@$(PAIR) reset
+
+.PHONY: destroy
+destroy: ## remove the simulated pair of this checkout
+	@simulated_pair/destroy
+
+.PHONY: demo
+demo: pair ## the whole journey on the simulated pair: Hikari, cut-over to DeepSeek, status
+	@echo; echo '$$ $(PLAY)'
+	@$(PLAY)
+	@echo; echo '$$ $(PLAY) --tags status'
+	@$(PLAY) --tags status
+	@echo
+	@echo 'DeepSeek serves on the simulated pair. Next:'
+	@echo '  source .venv/bin/activate'
+	@echo '  $(PLAY) --tags rollback    # back to Hikari'
+	@echo '  simulated_pair/pair.py status                                           # machines and addresses'
+	@echo '  make inventory                                                          # describe your own two Sparks'
+	@echo '  make destroy                                                            # remove the simulated pair'
+
+.PHONY: inventory
+inventory: setup ## describe your own two Sparks: writes inventory/local
+	@$(PYTHON) -m spark_pair.inventory
+
+.PHONY: lint
+lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
+	ruff check .
+	ruff format --check .
+	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py
+	yamllint --strict .
+	ANSIBLE_INVENTORY=inventory/simulated ansible-lint
+	git ls-files -z --cached --others --exclude-standard -- ':!*.j2' \
+	    | while IFS= read -r -d '' file; do \
+	          if [ -f "$$file" ] && head -n 1 "$$file" | grep -qaE '^#!.*/(env )?(ba)?sh$$'; then printf '%s\0' "$$file"; fi; \
+	      done \
+	    | xargs -0 -r shellcheck --external-sources --source-path=SCRIPTDIR --source-path=SCRIPTDIR/..
+
+.PHONY: unit
+unit: setup ## unit tests, no machines needed
+	pytest tests/unit -n auto
+
+.PHONY: molecule
+molecule: setup ## every molecule scenario on the simulated pair
+	molecule/run
+
+.PHONY: test
+test: lint unit molecule ## lint, unit and molecule
+
+.PHONY: clean
+clean: destroy ## remove the simulated pair, its image and everything generated but inventory/local
+	@if [ -x $(PYTHON) ]; then $(PAIR) destroy --image; fi
+	rm -rf .venv .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

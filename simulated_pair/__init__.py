@@ -1,0 +1,1 @@
+"""The simulated pair: two systemd containers that stand in for two Sparks."""
