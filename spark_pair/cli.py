@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -14,7 +15,14 @@ from typing import Any
 from . import follow, jsonfile, paths, report
 from . import state as states
 from .description import NONE, ROLES, PairDescription, Role, load
-from .errors import BusyError, DescriptionError, Exit, SparkPairError, UnreachableError
+from .errors import (
+    BusyError,
+    DescriptionError,
+    Exit,
+    NodeError,
+    SparkPairError,
+    UnreachableError,
+)
 from .hostview import View, observe, to_json
 from .journal import open_record
 from .node import LocalNode, PeerNode, release
@@ -400,7 +408,8 @@ def _peer_view(description: PairDescription, peer: PeerNode) -> View:
     view = peer.observe()
     for name, api in view.get("apis", {}).items():
         if api.get("models_status") is not None:
-            api["probe"] = peer.probe(description.server(name)).as_dict()
+            with contextlib.suppress(NodeError):  # the rest of the view is still worth showing
+                api["probe"] = peer.probe(description.server(name)).as_dict()
     return view
 
 

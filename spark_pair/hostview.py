@@ -20,7 +20,15 @@ from .system import Result, run
 Runner = Callable[[Sequence[str], float], Result]
 View = dict[str, Any]
 
-_UNIT_KEYS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
+_UNIT_KEYS = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "Result",
+    "InvocationID",
+)
 _READY = re.compile(r"\bserving \S+ at \S+ \(.*\bcontext: (?P<context>\d+)\b")
 _KIB_PER_GIB = 1024 * 1024
 
@@ -102,6 +110,7 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
                 "sub": values.get("SubState", ""),
                 "enabled": values.get("UnitFileState", ""),
                 "result": values.get("Result", ""),
+                "invocation": values.get("InvocationID", ""),
             }
     return found
 
@@ -120,7 +129,7 @@ def containers(runner: Runner = _run) -> dict[str, dict[str, str]] | None:
     done = runner(
         [
             "docker", "ps", "--all", "--no-trunc",
-            "--format", "{{.Names}}\t{{.State}}\t{{.Image}}\t{{.Status}}",
+            "--format", "{{.Names}}\t{{.State}}\t{{.Image}}\t{{.ID}}",
         ],
         15,
     )  # fmt: skip
@@ -130,8 +139,8 @@ def containers(runner: Runner = _run) -> dict[str, dict[str, str]] | None:
         return None
     rows = [line.split("\t") for line in done.out.splitlines() if line.count("\t") == 3]
     return {
-        name: {"state": state, "image": image, "status": status}
-        for name, state, image, status in rows
+        name: {"state": state, "image": image, "id": identity}
+        for name, state, image, identity in rows
     }
 
 

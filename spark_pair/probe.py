@@ -22,7 +22,9 @@ from typing import Any, Literal
 from .description import Server
 from .metrics import Load, load_from_dict, read_load
 
-Kind = Literal["ok", "timeout", "refused", "http", "bad", "instant_stop"]
+Kind = Literal["ok", "timeout", "refused", "http", "bad", "instant_stop", "overloaded", "mismatch"]
+"""`overloaded`: it says that it is too busy (429, 503). `mismatch`: it works, but our question does
+not fit it: another model's name, or a request it refuses (wrong key, unknown field)."""
 
 _MAX_BODY = 4 << 20
 _RETRY_SEED = 20_241_017
@@ -79,7 +81,12 @@ def result_from_dict(data: Mapping[str, Any]) -> ProbeResult:
 def judge(status: int, body: str, server: Server) -> tuple[Kind, str, str]:
     """Say what a chat completion's answer proves: kind, reason, text. Pure."""
     if status != 200:
-        return "http", f"HTTP {status}: {body.strip()[:200]}", ""
+        kind: Kind = "http"
+        if status in (429, 503):
+            kind = "overloaded"
+        elif 400 <= status < 500:
+            kind = "mismatch"
+        return kind, f"HTTP {status}: {body.strip()[:200]}", ""
     try:
         reply = json.loads(body)
         choice = reply["choices"][0]
@@ -89,9 +96,9 @@ def judge(status: int, body: str, server: Server) -> tuple[Kind, str, str]:
         return "bad", f"the reply is no chat completion: {body.strip()[:120]!r}", ""
     if reply.get("model") != server.api.model:
         return (
-            "bad",
+            "mismatch",
             f"the reply came from model {reply.get('model')!r}, expected {server.api.model!r}: "
-            "another server holds the port",
+            "another server holds the port, or api.model of this server is set wrongly",
             "",
         )
     text = "".join(str(found or "") for found in texts).strip()
@@ -255,12 +262,3 @@ def _read_key(path: Path) -> str:
                 raise OSError(f"the key in {path} has characters that no HTTP header can carry")
             return key
     raise OSError(f"{path} holds no key")
-
-
-def port_open(port: int, timeout: float = 2.0) -> bool:
-    """Whether something accepts connections on this host's loopback."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout):
-            return True
-    except OSError:
-        return False

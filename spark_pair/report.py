@@ -30,6 +30,8 @@ def verdict_of(
     waiting = result.load.waiting
     if result.kind == "timeout" and waiting:
         return Verdict(State.BUSY, f"a completion had to queue ({result.load.words()})")
+    if result.kind == "mismatch":
+        return Verdict(State.MISMATCH, result.why)
     return Verdict(State.UP, f"but it does not generate: {result.why}")
 
 
@@ -88,6 +90,7 @@ def pair_table(
     rows: list[tuple[str, str]] = [("pair", description.pair), ("serves", _serves(known))]
     for name, server in description.servers.items():
         rows.append((name, _server_line(description, server, views, known)))
+        rows += _rank_rows(description, server, views, known)
     rows += _host_rows(description, views)
     rows.append(("wanted", f"{description.wanted} (fallback {description.fallback})"))
     rows.append(("hold", _hold(known["hold"])))
@@ -132,13 +135,24 @@ def _server_line(
         words += f"; {load.words()}"
     if api.get("context"):
         words += f"; context {api['context']}"
-    for rank in server.ranks:
-        row = ((views.get(rank.host) or {}).get("containers") or {}).get(rank.container)
-        words += (
-            f"; {rank.container} on {description.host_name(rank.host)}: "
-            f"{row['state'] if row else 'absent'}"
-        )
     return words
+
+
+def _rank_rows(
+    description: PairDescription,
+    server: Server,
+    views: Mapping[Role, View | None],
+    known: Mapping[str, Any],
+) -> list[tuple[str, str]]:
+    if known["verdicts"][server.name]["state"] in (State.DOWN, State.UNKNOWN):
+        return []
+    rows = []
+    for number, rank in enumerate(server.ranks):
+        containers = (views.get(rank.host) or {}).get("containers") or {}
+        state = containers.get(rank.container, {}).get("state", "absent")
+        where = f"{rank.container} on {description.host_name(rank.host)}"
+        rows.append((f"- rank {number}", f"{where}: {state}"))
+    return rows
 
 
 def _host_rows(

@@ -1,4 +1,4 @@
-"""What the evidence says about a model server: seven verdicts and the reason in words.
+"""What the evidence says about a model server: eight verdicts and the reason in words.
 
 Pure. A server that is loaded is not a server that is dead, and a host that does not answer says
 nothing about its server (faults 1, 28, 42): so every verdict but `serving` needs its own evidence.
@@ -26,6 +26,8 @@ class State(StrEnum):
     BUSY = "busy"
     DEAD = "dead"
     UNKNOWN = "unknown"
+    MISMATCH = "mismatch"
+    """It answers, but not to what is configured here: nobody may call that dead and stop it."""
     UP = "up"
     """All parts are there and the API listens; whether it generates has not been asked yet."""
 
@@ -83,6 +85,18 @@ def parts_of(server: Server, views: Mapping[Role, View | None]) -> list[Part]:
             )
         )
     return parts
+
+
+def identity(server: Server, views: Mapping[Role, View | None]) -> list[str]:
+    """Which incarnation of a server runs: its containers' ids, its units' invocations."""
+    found = []
+    for rank in server.ranks:
+        row = ((views.get(rank.host) or {}).get("containers") or {}).get(rank.container) or {}
+        found.append(str(row.get("id", "")))
+    for unit in server.units:
+        row = ((views.get(unit.host) or {}).get("units") or {}).get(unit.unit) or {}
+        found.append(str(row.get("invocation", "")))
+    return found
 
 
 def presence(
@@ -165,6 +179,8 @@ def _moved(before: Load, after: Load) -> bool:
 
 def queued(evidence: Evidence) -> bool:
     """Whether the probe hung in the queue: then all lanes were taken, by work or by corpses."""
+    if evidence.last.kind == "overloaded":
+        return True
     waiting = evidence.last.load.waiting
     return evidence.last.kind == "timeout" and waiting is not None and waiting > 0
 
@@ -185,8 +201,10 @@ def patience(evidence: Evidence, policy: Policy) -> float:
 
 
 def weigh(evidence: Evidence, policy: Policy) -> Verdict | None:
-    """Return busy or dead once the evidence suffices, else None: probe again."""
+    """Return busy, dead or mismatch once the evidence suffices, else None: probe again."""
     load = evidence.last.load
+    if evidence.last.kind == "mismatch":
+        return Verdict(State.MISMATCH, evidence.last.why)
     if evidence.moved:
         return Verdict(State.BUSY, f"a probe failed, but work is being finished ({load.words()})")
     age = evidence.last_at - evidence.first_at

@@ -10,10 +10,10 @@ from ..hostview import View
 from ..probe import ProbeResult
 from ..verdict import State
 from .bench import Bench
+from .loading import Loading
 from .world import Side, StepError
 
 _ALIVE = ("active", "activating", "reloading", "deactivating")
-_SETTLE_SECONDS = 5.0
 
 
 class Hands:
@@ -171,48 +171,15 @@ class Hands:
         self._wait_until_ready(server, abortable=abortable)
 
     def _wait_until_ready(self, server: Server, *, abortable: bool) -> None:
-        """Bounded wait; a unit that failed or a rank that vanished ends it at once."""
         deadline = self.bench.world.now() + server.ready_timeout
-        seen: set[str] = set()
-        finished_at: float | None = None
-        while True:
-            views = self.bench.both_views()
-            found = verdicts.presence(server, views, self.bench.description)
-            parts = verdicts.parts_of(server, views)
-            gone = [part.name for part in parts if part.name in seen and part.present is False]
-            seen |= {part.name for part in parts if part.present and server.ranks}
-            for unit in server.units:
-                row = ((views[unit.host]).get("units") or {}).get(unit.unit, {})
-                if row.get("active") == "failed":
-                    said = self.bench.world.why_failed(unit.unit, unit.host)
-                    raise StepError(
-                        f"{unit.unit} on {self.bench.name(unit.host)} failed"
-                        + (f": {said}" if said else "")
-                    )
-                if server.ranks and row.get("active") == "active" and finished_at is None:
-                    finished_at = self.bench.world.now()
-            if gone and server.ranks:
-                raise StepError(f"{gone[0]} ended while {server.name} was loading")
-            if found.state is State.UP and self._models_answer(server, views):
-                if not server.ranks or finished_at is not None:
-                    return
-            elif finished_at is not None and self.bench.world.now() - finished_at > _SETTLE_SECONDS:
-                raise StepError(
-                    f"the start script of {server.name} ended with success, but {found.why}"
-                    if found.why
-                    else f"the start script of {server.name} ended with success, but nothing runs"
-                )
+        loading = Loading(self.bench, server)
+        while not loading.ready(views := self.bench.both_views()):
             if self.bench.world.now() >= deadline:
+                found = verdicts.presence(server, views, self.bench.description)
                 raise StepError(
                     f"{server.name} was not ready after {server.ready_timeout:g} s ({found})"
                 )
             self.bench.pause(self.bench.policy.sample_interval, abortable=abortable)
-
-    @staticmethod
-    def _models_answer(server: Server, views: Mapping[Role, View]) -> bool:
-        api = views[server.api.host].get("apis", {}).get(server.name) or {}
-        # 401 is an answer too: a server that wants a key is up, and the probe brings the key.
-        return api.get("models_status") in (200, 401)
 
     def verify_server(self, server: Server, *, strict: bool) -> None:
         result = self._probe_twice(server)

@@ -23,9 +23,9 @@ class Look:
         if found.state is not State.UP:
             self.bench.state.suspects.pop(server.name, None)
             return found
-        return self.assess(server)
+        return self.assess(server, views)
 
-    def assess(self, server: Server) -> Verdict:
+    def assess(self, server: Server, views: Mapping[Role, View | None]) -> Verdict:
         """Ask a server that is up until it is proven serving, busy or dead; bounded by patience."""
         node = self.bench.world.nodes[server.api.host]
         before = node.load(server)
@@ -33,7 +33,8 @@ class Look:
         if first.ok:
             self.bench.state.suspects.pop(server.name, None)
             return Verdict(State.SERVING, "")
-        since, failures = self._suspected(server, before)
+        incarnation = verdicts.identity(server, views)
+        since, failures = self._suspected(server, before, incarnation)
         evidence = verdicts.start_evidence(since, before, self.bench.world.now(), first, failures)
         while (found := verdicts.weigh(evidence, self.bench.policy)) is None:
             self.bench.say(f"{server.name}: a probe failed ({first.why}); gathering evidence")
@@ -50,16 +51,22 @@ class Look:
                 "since": evidence.first_at,
                 "load": before.as_dict(),
                 "failures": evidence.failures,
+                "incarnation": incarnation,
             }
         self.bench.world.save(self.bench.state)
         return found
 
-    def _suspected(self, server: Server, load: Load) -> tuple[float, int]:
-        """Since when nothing was finished and how many probes failed, over earlier runs too."""
+    def _suspected(self, server: Server, load: Load, incarnation: list[str]) -> tuple[float, int]:
+        """Since when nothing was finished and how many probes failed, over earlier runs too.
+
+        Only for the very same processes: a server that was restarted meanwhile starts anew.
+        """
         now = self.bench.world.now()
-        known = self.bench.state.suspects.get(server.name)
-        if known and load.progress and load_from_dict(known.get("load")).progress == load.progress:
-            since = float(known.get("since", now))
-            if since <= now:
-                return since, int(known.get("failures", 0))
-        return now, 0
+        known = self.bench.state.suspects.get(server.name) or {}
+        since = float(known.get("since", now))
+        same = (
+            known.get("incarnation") == incarnation
+            and load.progress is not None
+            and load_from_dict(known.get("load")).progress == load.progress
+        )
+        return (since, int(known.get("failures", 0))) if same and since <= now else (now, 0)

@@ -20,7 +20,7 @@ from typing import Any
 from .. import jsonfile, paths
 from .. import state as states
 from ..description import NONE, ROLES, Command, Generation, PairDescription, Role, Server
-from ..errors import BusyError, Exit, SparkPairError
+from ..errors import BusyError, Exit, NodeError, SparkPairError
 from ..journal import Event, Journal, Record, open_record, read, records
 from ..node import LocalNode, Node, PeerNode, run_as_user
 from ..state import PairState
@@ -118,9 +118,13 @@ class RealWorld:
     def why_failed(self, unit: str, role: Role) -> str:
         if role != self.description.me:
             return ""
+        shown = run(
+            ["systemctl", "show", "--property", "InvocationID", "--value", "--", unit], timeout=10
+        )
+        # This start's words only: the newest lines of the unit may be an older start's.
+        start = f"_SYSTEMD_INVOCATION_ID={shown.out.strip()}"
         log = run(
-            ["journalctl", "--unit", unit, "--lines", "20", "--output", "cat", "--no-pager"],
-            timeout=15,
+            ["journalctl", "--lines", "200", "--output", "cat", "--no-pager", start], timeout=15
         )
         lines = [line.strip() for line in log.out.splitlines() if "ERROR" in line]
         return lines[-1] if lines else ""
@@ -174,8 +178,14 @@ def make_request(
 
 def submit(request: dict[str, Any]) -> None:
     """Leave the request and start the unit; BusyError when a switch runs or is about to."""
+    try:
+        Journal(paths.JOURNAL).reserve()
+    except OSError as error:
+        raise NodeError(
+            f"no disk room for the journal: {error}. Nothing was touched; free some space first"
+        ) from error
     paths.RUN.mkdir(parents=True, exist_ok=True)
-    with locked():
+    with locked(wait=1.0):
         waiting = jsonfile.read(paths.REQUEST)
         if waiting is not None and time.time() - paths.REQUEST.stat().st_mtime < 10:
             raise BusyError(f"another switch (to {waiting.get('target')}) was asked for just now")

@@ -82,16 +82,22 @@ class Work(Bench):
         elif (done := self._observe_target(self.description.server(target))) is not None:
             return done
         for name, found in self.job.verdicts.items():
-            if found.state is State.STARTING and name != target and self.job.drain == "keep":
+            if name == target or self.job.drain == "stop":
+                continue
+            if found.state is State.STARTING:
                 return self._refuse(
                     f"{name} is still starting ({found.why}); nothing was touched. Wait until it "
                     "serves, or stop it with a rollback"
                 )
+            if found.state is State.MISMATCH:
+                return self._refuse(self._mismatch(name))
         self.job.former = self._find_former()
         return Outcome.OK
 
     def _observe_target(self, server: Server) -> Outcome | None:
         found = self.job.verdicts[server.name]
+        if found.state is State.MISMATCH:
+            return self._refuse(self._mismatch(server.name))
         if found.state in (State.BUSY, State.STARTING):
             return self._refuse(f"{server.name} is {found}; nothing was touched")
         if found.state is State.SERVING:
@@ -115,6 +121,13 @@ class Work(Bench):
             self.say(f"{server.name} runs generation {current}, wanted is {wanted}: restart needed")
         self.job.restart = found.state in (State.DEAD, State.PARTIAL)
         return None
+
+    def _mismatch(self, name: str) -> str:
+        why = self.job.verdicts[name].why
+        return (
+            f"{name} works, but does not answer as it is described ({why}); "
+            f"nothing was touched. Mend model_server_extra.{name} and run --tags service"
+        )
 
     def _find_former(self) -> Side | None:
         for name, found in self.job.verdicts.items():
@@ -222,7 +235,7 @@ class Work(Bench):
         views = self.both_views()
         if verdicts.presence(server, views, self.description).state is not State.UP:
             return Outcome.FAILED
-        if self.look.assess(server).state is State.DEAD:
+        if self.look.assess(server, views).state is State.DEAD:
             return Outcome.FAILED
         self.hands.start_keepers(server)
         self.job.message = f"{self.job.message or 'backed out'}; {server.name} serves as before"

@@ -127,7 +127,10 @@ class FakeServer:
     context: int | None = 262144
     starts: bool = True
     """Whether a start makes it run; False is a start that fails."""
-    vanishing_rank: bool = False
+    slow_rank_until: float = 0
+    """Rank 1 is there at once, rank 0 this many seconds after the start."""
+    claims_only: bool = False
+    """The start says that all went well and starts nothing."""
     stops: bool = True
     probes: int = 0
 
@@ -167,6 +170,7 @@ class FakePair:
         for keeper in ("watchdog.timer", "metrics.timer"):
             self.units["worker", keeper] = "inactive"
         self.overlaps: list[str] = []
+        self.loading: tuple[Server, float] | None = None
 
     # -- physics --
 
@@ -242,6 +246,9 @@ class FakePair:
 
     def sleep(self, seconds: float) -> None:
         self.clock += seconds
+        if self.loading and self.clock >= self.loading[1]:
+            self._up(self.loading[0])
+            self.loading = None
         if self.on_sleep:
             self.on_sleep(self)
 
@@ -330,7 +337,7 @@ class FakeNode:
             "memory": {"total_gib": pair.total_gib, "available_gib": pair.available()},
             "units": units,
             "containers": {
-                name: {"state": "running", "image": "", "status": ""}
+                name: {"state": "running", "image": "", "id": f"{name}-{self.role}"}
                 for name in pair.containers[self.role]
             },
             "ports": ports,
@@ -385,7 +392,12 @@ class FakeNode:
                 pair.units[self.role, unit] = "failed"
                 return
             pair.units[self.role, unit] = "active"
-            if server.ranks:
+            known = pair.servers[server.name]
+            if server.ranks and known.slow_rank_until:
+                pair.units[self.role, unit] = "activating"
+                pair.containers["worker"].add("ds")
+                pair.loading = (server, pair.clock + known.slow_rank_until)
+            elif server.ranks and not known.claims_only:
                 pair._up(server)
             pair._look_for_overlap()
             return

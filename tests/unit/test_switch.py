@@ -164,6 +164,24 @@ class TestRefuse:
         assert "8 running, 1 waiting" in job.message
         assert pair.actions == []
 
+    @pytest.mark.parametrize("why", ["the reply came from model 'Qwen2'", "HTTP 401: no key"])
+    def test_an_old_server_that_is_described_wrongly_is_not_called_dead(
+        self, pair: FakePair, why: str
+    ) -> None:
+        pair.servers["hikari"].probe = bad("mismatch", why)
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "hikari works, but does not answer as it is described" in job.message
+        assert why in job.message
+        assert pair.actions == []
+
+    def test_an_overloaded_server_is_busy_and_not_dead(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.servers["deepseek"].probe = bad("overloaded", "HTTP 503: the engine is busy")
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "deepseek is busy" in job.message
+
     def test_two_servers_at_once_are_not_made_worse(self, pair: FakePair) -> None:
         switch(pair)
         pair.start("hikari")
@@ -270,6 +288,28 @@ class TestRecover:
         assert code is Exit.RECOVERED
         assert "it broke" in job.message
         assert pair.generates() == ["hikari"]
+
+    def test_a_slow_second_rank_is_not_taken_for_a_lost_one(self, pair: FakePair) -> None:
+        pair.servers["deepseek"].slow_rank_until = 8
+        code, _ = switch(pair)
+        assert code is Exit.DONE
+
+    def test_a_rank_that_ends_while_loading(self, pair: FakePair) -> None:
+        def lose(world: FakePair) -> None:
+            if world.units.get(("head", "deepseek.service")) == "activating":
+                world.containers["worker"].discard("ds")
+
+        pair.servers["deepseek"].slow_rank_until = 20
+        pair.on_sleep = lose
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "ds on b ended while deepseek was loading" in job.message
+
+    def test_success_of_the_start_script_without_a_server(self, pair: FakePair) -> None:
+        pair.servers["deepseek"].claims_only = True
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "the start script of deepseek on a ended with success, but no rank" in job.message
 
     def test_a_smaller_context(self, pair: FakePair) -> None:
         pair.servers["deepseek"].context = 131072

@@ -1,0 +1,360 @@
+"""From the variables of two hosts to the description of their pair.
+
+Pure functions over mappings (on the controller: Ansible's hostvars). Everything about a peer comes
+from its inventory variables, never from facts, so that a run with one host down still knows it.
+Errors are one sentence: the variable, its value, the host.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from . import description, engine_settings, paths
+from .description import NONE, Role
+from .errors import DescriptionError
+
+HostVariables = Mapping[str, Mapping[str, Any]]
+
+INVENTORY_NAMES = ("pair_role", "pair_peer", "spark_user", "spark_home", "cx7_network_rails")
+"""Variables of a host that belong to no role."""
+
+_SERVER = "model_server_"
+_POLICY = tuple(item.name for item in fields(description.Policy))
+_PAIR_WIDE = (
+    f"{_SERVER}catalog",
+    f"{_SERVER}extra",
+    f"{_SERVER}wanted",
+    f"{_SERVER}fallback",
+    *(f"{_SERVER}{name}" for name in _POLICY),
+)
+
+
+def pair_of(host: str, variables: HostVariables) -> dict[Role, str]:
+    """Names of both hosts of the pair that `host` belongs to, by role.
+
+    Raises DescriptionError when the inventory does not make a pair of them.
+    """
+    role = _role(host, variables)
+    peer = _get(host, variables, "pair_peer")
+    if not isinstance(peer, str) or not peer:
+        raise DescriptionError(
+            f"pair_peer is not set for {host}: name the other machine of its pair there"
+        )
+    if peer == host:
+        raise DescriptionError(f"pair_peer of {host} is {peer} itself: name the other machine")
+    if peer not in variables:
+        near = difflib.get_close_matches(peer, list(variables), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise DescriptionError(
+            f"pair_peer of {host} is {peer!r}, which is not in the inventory{hint}"
+        )
+    back = _get(peer, variables, "pair_peer")
+    if back != host:
+        raise DescriptionError(
+            f"pair_peer of {host} is {peer}, but pair_peer of {peer} is {_shown(back)}: "
+            "the two machines of a pair must name each other"
+        )
+    peer_role = _role(peer, variables)
+    if peer_role == role:
+        raise DescriptionError(
+            f"{host} and {peer} both have pair_role {role}: a pair is one head and one worker"
+        )
+    return {"head": host, "worker": peer} if role == "head" else {"head": peer, "worker": host}
+
+
+def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
+    """Build the content of `/etc/spark-pair/pair.json` for one host, checked."""
+    pair = pair_of(host, variables)
+    head, worker = pair["head"], pair["worker"]
+    _agree(head, worker, variables)
+    made = {engine.name: engine for engine in engines_of(head, variables)}
+    keys = _mapping(head, variables, f"{_SERVER}api_keys")
+    catalog = _catalog(head, variables)
+    for name in (*made, *keys):
+        if name not in catalog:
+            source = f"{engine_settings.PREFIX}engines" if name in made else f"{_SERVER}api_keys"
+            raise DescriptionError(
+                f"{source} names {name!r}, which is not in {_SERVER}catalog "
+                f"(there: {', '.join(catalog)})"
+            )
+    servers = {
+        name: _server(name, entry, made.get(name), name in keys) for name, entry in catalog.items()
+    }
+    wanted, fallback = (_choice(head, variables, key, servers) for key in ("wanted", "fallback"))
+    result = {
+        "schema": description.SCHEMA,
+        "pair": f"{head}+{worker}",
+        "me": "head" if host == head else "worker",
+        "hosts": {role: _host(name, variables) for role, name in sorted(pair.items())},
+        "wanted": wanted,
+        "fallback": fallback,
+        "policy": {name: _number(head, variables, name) for name in _POLICY},
+        "servers": servers,
+    }
+    try:
+        description.parse(result)
+    except DescriptionError as error:
+        raise DescriptionError(f"{_in_variables(str(error))} (pair {head}+{worker})") from error
+    return result
+
+
+def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engine]:
+    """The engine entries of this host's pair, checked. They are written to the head."""
+    pair = pair_of(host, variables)
+    head, worker = pair["head"], pair["worker"]
+    entries = _mapping(head, variables, f"{engine_settings.PREFIX}engines")
+    catalog = _catalog(head, variables)
+    names = [f"{engine_settings.PREFIX}{key}" for key in engine_settings.ENTRY_KEYS]
+    values = {name: _get(head, variables, name) for name in names}
+    rails = addresses(worker, variables)[1:]
+    place = engine_settings.Place(
+        *_account(head, variables),
+        *_account(worker, variables),
+        peer_rail=rails[0] if rails else None,
+    )
+    found = []
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            raise DescriptionError(
+                f"{engine_settings.PREFIX}engines.{name} must be a mapping (host {head})"
+            )
+        timeout = catalog.get(name, {}).get("ready_timeout", description.Server.ready_timeout)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+            raise DescriptionError(
+                f"{_SERVER}catalog.{name}.ready_timeout is {_shown(timeout)}, but must be a "
+                f"number above 0 (host {head})"
+            )
+        try:
+            found.append(
+                engine_settings.build_engine(
+                    str(name), entry, values, place=place, ready_timeout=int(timeout)
+                )
+            )
+        except engine_settings.EngineSettingsError as error:
+            raise DescriptionError(f"{error} (host {head})") from error
+    return found
+
+
+def misspelt(
+    names: Iterable[str], known: Iterable[str], prefixes: Iterable[str]
+) -> list[tuple[str, str | None]]:
+    """Variables that carry a role's prefix but that no role knows, each with the nearest known.
+
+    A misspelt variable would otherwise be ignored in silence and the default used.
+    """
+    known = {*known, *INVENTORY_NAMES}
+    prefixes = tuple(prefixes)
+    found: list[tuple[str, str | None]] = []
+    for name in sorted(set(names) - known):
+        if name.startswith(prefixes):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            found.append((name, near[0] if near else None))
+        elif name.startswith(("pair_", "spark_", "cx7_")):
+            near = difflib.get_close_matches(name, INVENTORY_NAMES, n=1, cutoff=0.85)
+            if near:
+                found.append((name, near[0]))
+    return found
+
+
+def addresses(host: str, variables: HostVariables) -> list[str]:
+    """Where the peer finds this host: the management address first, then its rails."""
+    found = [str(_get(host, variables, "ansible_host") or host)]
+    for index, rail in enumerate(_list(host, variables, "cx7_network_rails")):
+        where = f"cx7_network_rails[{index}]"
+        if not isinstance(rail, Mapping) or not isinstance(rail.get("address"), str):
+            raise DescriptionError(
+                f"{where} of {host} must be a mapping with interface and address"
+            )
+        try:
+            found.append(str(ipaddress.ip_interface(rail["address"]).ip))
+        except ValueError:
+            raise DescriptionError(
+                f"{where}.address of {host} is {rail['address']!r}, but must be an address with "
+                "its prefix length, such as 192.168.177.11/24"
+            ) from None
+    return found
+
+
+def _server(
+    name: str, entry: Mapping[str, Any], engine: engine_settings.Engine | None, has_key: bool
+) -> dict[str, Any]:
+    """One server of the catalogue, completed by its engine where it has one."""
+    server = dict(entry)
+    api = server.get("api")
+    if has_key and isinstance(api, Mapping):
+        server["api"] = api = {**api, "key_file": str(paths.ETC / "secrets" / f"{name}.key")}
+    if engine is None:
+        return server
+    if engine.api_key and not (has_key or (isinstance(api, Mapping) and api.get("key_file"))):
+        raise DescriptionError(
+            f"{engine_settings.PREFIX}api_key is 1 for {name}, but {_SERVER}api_keys has no key "
+            "for it: the switch could not ask the server and would take it for dead"
+        )
+    if isinstance(api, Mapping):
+        server["api"] = {"port": engine.port, "model": engine.model, **api}
+        host = api.get("host")
+        server.setdefault("ports", [{"host": host, "port": server["api"]["port"]}])
+    server.setdefault("units", [{"host": "head", "unit": engine.unit}])
+    server.setdefault("images", [engine.image] if engine.image else [])
+    server.setdefault("context", {"expect": engine.context, "source": "log"})
+    server.setdefault(
+        "commands",
+        {
+            "dry_run": {
+                "host": "head",
+                "argv": ["{generation}/launch", "DRY_RUN=1", "start.sh"],
+                "timeout": 120,
+            },
+            "stop": {"host": "head", "argv": ["{generation}/launch", "stop.sh"], "timeout": 180},
+        },
+    )
+    server["generation"] = {"hash": engine.hash, "path": engine.path, "current": engine.current}
+    return server
+
+
+def _host(host: str, variables: HostVariables) -> dict[str, Any]:
+    user, home = _account(host, variables)
+    port = _get(host, variables, "ansible_port")
+    return {
+        "name": host,
+        "user": user,
+        "home": home,
+        "port": 22 if port is None else _whole(port),
+        "addresses": addresses(host, variables),
+    }
+
+
+def _account(host: str, variables: HostVariables) -> tuple[str, str]:
+    user = _get(host, variables, "spark_user")
+    home = _get(host, variables, "spark_home")
+    if not isinstance(user, str) or not user:
+        raise DescriptionError(
+            f"spark_user is not set for {host}: name the account that runs the servers there"
+        )
+    if not isinstance(home, str) or not home.startswith("/") or home == "/":
+        raise DescriptionError(
+            f"spark_home of {host} is {_shown(home)}, but must be the absolute path of its home"
+        )
+    return user, home.rstrip("/")
+
+
+def _role(host: str, variables: HostVariables) -> Role:
+    role = _get(host, variables, "pair_role")
+    for known in description.ROLES:
+        if role == known:
+            return known
+    raise DescriptionError(
+        f"pair_role of {host} is {_shown(role)}, but must be head or worker: put the host into the "
+        "group spark_head or spark_worker of the inventory"
+    )
+
+
+def _catalog(head: str, variables: HostVariables) -> dict[str, dict[str, Any]]:
+    catalog = _mapping(head, variables, f"{_SERVER}catalog")
+    merged = _merge(catalog, _mapping(head, variables, f"{_SERVER}extra"))
+    for name, entry in merged.items():
+        if not isinstance(entry, Mapping):
+            raise DescriptionError(
+                f"{_SERVER}catalog.{name} must be a mapping, not {_shown(entry)} (host {head})"
+            )
+    return {str(name): dict(entry) for name, entry in merged.items()}
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge key by key; a list or a plain value replaces what was there."""
+    merged = dict(base)
+    for key, value in over.items():
+        present = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(present, Mapping):
+            merged[key] = _merge(present, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _agree(head: str, worker: str, variables: HostVariables) -> None:
+    """Refuse variables of the pair as a whole that differ between its hosts."""
+    for name in _PAIR_WIDE:
+        mine, theirs = _get(head, variables, name), _get(worker, variables, name)
+        if mine != theirs:
+            raise DescriptionError(
+                f"{name} is {_shown(mine)} for {head} but {_shown(theirs)} for {worker}: set it "
+                "once for both, in group_vars/spark_pair of the inventory"
+            )
+
+
+def _choice(head: str, variables: HostVariables, key: str, servers: Iterable[str]) -> str:
+    name = f"{_SERVER}{key}"
+    value = _get(head, variables, name)
+    known = [*servers, NONE]
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise DescriptionError(
+            f"{name} is {_shown(value)}, but must be one of {', '.join(known)}{hint} (host {head})"
+        )
+    return str(value)
+
+
+def _number(head: str, variables: HostVariables, key: str) -> float:
+    name = f"{_SERVER}{key}"
+    raw = _get(head, variables, name)
+    value: Any = raw
+    if isinstance(raw, str):  # -e name=2 arrives as text
+        try:
+            value = float(raw) if "." in raw else int(raw)
+        except ValueError:
+            value = raw
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        unit = "" if key == "restart_limit" else " of seconds"
+        raise DescriptionError(
+            f"{name} is {_shown(raw)}, but must be a number{unit} above 0 (host {head})"
+        )
+    return value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _mapping(host: str, variables: HostVariables, name: str) -> Mapping[str, Any]:
+    value = _get(host, variables, name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise DescriptionError(f"{name} must be a mapping, not {_shown(value)} (host {host})")
+    return value
+
+
+def _list(host: str, variables: HostVariables, name: str) -> list[Any]:
+    value = _get(host, variables, name)
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        raise DescriptionError(f"{name} must be a list, not {_shown(value)} (host {host})")
+    return list(value)
+
+
+def _get(host: str, variables: HostVariables, name: str) -> Any:
+    mine = variables[host]
+    if name not in mine:
+        return None
+    try:
+        return mine[name]
+    except Exception as error:  # a template that cannot be resolved; the cause differs by caller
+        raise DescriptionError(f"{name} of {host} cannot be worked out: {error}") from error
+
+
+def _in_variables(message: str) -> str:
+    """Speak of the variable that an entry came from, not of the file that is made of it."""
+    if message.startswith("servers."):
+        return f"{_SERVER}catalog.{message.removeprefix('servers.')}"
+    return message
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else repr(value)[:80]

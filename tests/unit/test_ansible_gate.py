@@ -1,0 +1,102 @@
+"""Who is missing from a run, and the preflight table."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import Any
+
+from spark_pair import gate, preflight
+from spark_pair.description import Role
+
+PAIR: dict[Role, str] = {"head": "spark-a", "worker": "spark-b"}
+PONG = {"ping": "pong"}
+
+
+def absences(**changes: Any) -> dict[str, str]:
+    options: dict[str, Any] = {
+        "in_limit": ["spark-a", "spark-b"],
+        "still_in": ["spark-a", "spark-b"],
+        "pings": {"spark-a": PONG, "spark-b": PONG},
+        "limit": "",
+        **changes,
+    }
+    return gate.absences(PAIR, **options)
+
+
+def test_a_complete_pair_has_no_absence() -> None:
+    assert absences() == {}
+
+
+def test_a_host_outside_the_limit_is_named_with_the_command() -> None:
+    found = absences(in_limit=["spark-a"], still_in=["spark-a"], limit="spark-a")
+    assert list(found) == ["spark-b"]
+    assert "the worker of this pair) is left out by -l spark-a" in found["spark-b"]
+    assert "-l 'spark-a,spark-b'" in found["spark-b"]
+
+
+def test_a_host_that_failed_before_is_named() -> None:
+    found = absences(still_in=["spark-b"], pings={"spark-b": PONG})
+    assert "spark-a (the head of this pair) failed earlier" in found["spark-a"]
+
+
+def test_an_unreachable_host_is_named_with_the_cause() -> None:
+    ping = {
+        "unreachable": True,
+        "msg": "Failed to connect to the host via ssh: connect to port 22: No route to host",
+    }
+    found = absences(pings={"spark-a": PONG, "spark-b": ping})
+    assert "cannot be reached: connect to port 22: No route to host" in found["spark-b"]
+
+
+def test_a_host_without_python_is_not_called_unreachable() -> None:
+    ping = {
+        "failed": True,
+        "module_stderr": "/bin/sh: 1: /usr/bin/python3: not found\n",
+        "msg": "x",
+    }
+    found = absences(pings={"spark-a": PONG, "spark-b": ping})
+    assert "Python does not run there: /bin/sh: 1: /usr/bin/python3: not found" in found["spark-b"]
+
+
+def test_a_barrier_looks_only_for_those_who_failed() -> None:
+    assert absences(pings=None) == {}
+    assert list(absences(pings=None, still_in=["spark-a"])) == ["spark-b"]
+
+
+def test_a_refusal_says_that_nothing_was_changed_only_when_that_is_known() -> None:
+    assert gate.refusal(["A?", "B"], untouched=True) == "A? B. This stage has changed nothing."
+    assert gate.refusal(["A."], untouched=False) == "A."
+
+
+def test_looking_at_this_host(tmp_path: Path) -> None:
+    user = getpass.getuser()
+    assert "there is no account" in preflight.look("nobody-has-this", "/x")["account"]["words"]
+    assert "correct spark_home" in preflight.look(user, str(tmp_path))["home"]["words"]
+    assert preflight.look(user, str(tmp_path))["python"]["state"] == "ok"
+
+
+def test_the_table_shows_what_can_be_seen_of_one_host() -> None:
+    ok = {"state": "ok", "words": "yes"}
+    checks = {
+        "spark-a": preflight.judged(None, {}, {"reachable": ok, "sudo": ok}),
+        "spark-b": preflight.judged(
+            "spark-b (the worker of this pair) cannot be reached", None, None
+        ),
+    }
+    text = preflight.table(PAIR, checks, [])
+    rows = {line[2:24].strip(): line[24:].split() for line in text.splitlines()}
+    assert rows["reachable over ssh"] == ["yes", "FAILED"]
+    assert rows["root through sudo"] == ["yes", "-"]
+    assert rows["variables"] == ["ok"]
+    assert "! spark-b (the worker of this pair) cannot be reached" in text
+
+
+def test_broken_sudo_is_said_in_the_table() -> None:
+    checks = preflight.judged(None, {"failed": True, "msg": "Missing sudo password"}, None)
+    found = preflight.problems({"spark-a": checks}, ["bad variable"])
+    assert found == [
+        "spark-a: sudo does not work there (Missing sudo password): give the login account "
+        "passwordless sudo, or run with --ask-become-pass",
+        "bad variable",
+    ]

@@ -1,0 +1,195 @@
+"""From two hosts' variables to their pair description, and what is refused on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pair_hostvars import hostvars
+
+from spark_pair import description, pair_variables, roles
+from spark_pair.errors import DescriptionError
+from spark_pair.inventory import ROOT
+
+
+def refused(variables: dict[str, dict[str, Any]], host: str = "spark-a") -> str:
+    with pytest.raises(DescriptionError) as caught:
+        pair_variables.description_of(host, variables)
+    return str(caught.value)
+
+
+def changed(host: str, **values: Any) -> dict[str, dict[str, Any]]:
+    variables = hostvars()
+    variables[host].update(values)
+    return variables
+
+
+def test_both_hosts_get_the_same_description_but_for_me() -> None:
+    one = pair_variables.description_of("spark-a", hostvars())
+    two = pair_variables.description_of("spark-b", hostvars())
+    assert (one.pop("me"), two.pop("me")) == ("head", "worker")
+    assert one == two
+    assert json.loads(json.dumps(one)) == one
+
+
+def test_the_description_is_what_the_switch_reads() -> None:
+    parsed = description.parse(pair_variables.description_of("spark-a", hostvars()))
+    assert parsed.pair == "spark-a+spark-b"
+    assert parsed.hosts["worker"].user == "bob"
+    assert parsed.hosts["worker"].addresses == ("192.0.2.12", "198.51.100.12", "198.51.100.140")
+    deepseek = parsed.server("deepseek")
+    assert deepseek.api.port == 8888
+    assert deepseek.api.model == "DeepSeek-V4.1-Flash-1017"
+    assert deepseek.units_on("head") == ["dsv41-tensorfold.service"]
+    assert deepseek.ports_on("head") == [8888]
+    assert deepseek.images == ("engine:test",)
+    assert deepseek.context is not None
+    assert deepseek.context.expect == 262144
+    assert deepseek.generation is not None
+    assert deepseek.commands.dry_run is not None
+    assert deepseek.commands.dry_run.argv == ("{generation}/launch", "DRY_RUN=1", "start.sh")
+    hikari = parsed.server("hikari")
+    assert hikari.generation is None
+    assert [keeper.restore for keeper in hikari.keepers] == ["as_found", "as_found", "never"]
+
+
+def test_every_policy_has_a_default_variable() -> None:
+    made = pair_variables.description_of("spark-a", hostvars())
+    assert made["policy"] == {name: getattr(description.Policy, name) for name in made["policy"]}
+
+
+def test_a_candidate_is_one_more_entry() -> None:
+    variables = hostvars(
+        tensorfold_service_engines={
+            "deepseek": {"unit": "dsv41-tensorfold.service", "link": "dsv41"},
+            "candidate": {"unit": "dsv41-candidate.service", "image": "engine:candidate"},
+        },
+        model_server_extra={
+            "candidate": {
+                "api": {"host": "head"},
+                "probe": {"body": {"messages": [{"role": "user", "content": "OK?"}]}},
+            },
+        },
+    )
+    servers = pair_variables.description_of("spark-a", variables)["servers"]
+    assert servers["candidate"]["images"] == ["engine:candidate"]
+    assert servers["candidate"]["generation"]["hash"] != servers["deepseek"]["generation"]["hash"]
+
+
+def test_an_extra_is_merged_key_by_key() -> None:
+    variables = hostvars(model_server_extra={"hikari": {"api": {"model": "other"}, "ports": []}})
+    hikari = pair_variables.description_of("spark-a", variables)["servers"]["hikari"]
+    assert hikari["api"] == {"host": "worker", "port": 8000, "model": "other"}
+    assert hikari["ports"] == []
+
+
+def test_an_api_key_is_a_file_in_the_description_never_the_key() -> None:
+    variables = hostvars(tensorfold_service_api_key=1, model_server_api_keys={"deepseek": "s3cret"})
+    made = pair_variables.description_of("spark-a", variables)
+    assert made["servers"]["deepseek"]["api"]["key_file"] == "/etc/spark-pair/secrets/deepseek.key"
+    assert "s3cret" not in json.dumps(made)
+
+
+def test_a_locked_api_without_a_key_is_refused() -> None:
+    assert "model_server_api_keys has no key" in refused(hostvars(tensorfold_service_api_key=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_server_wanted": "deepsek"}, "model_server_wanted is 'deepsek'"),
+        ({"model_server_wanted": "deepsek"}, "did you mean 'deepseek'"),
+        ({"model_server_fallback": None}, "model_server_fallback is not set"),
+        ({"model_server_quiet_period": -1}, "model_server_quiet_period is -1"),
+        ({"model_server_quiet_period": "soon"}, "must be a number of seconds above 0"),
+        ({"model_server_restart_limit": 1.5}, "policy.restart_limit"),
+        ({"model_server_catalog": []}, "model_server_catalog must be a mapping"),
+        (
+            {"model_server_extra": {"hikari": {"api": {"host": "left"}}}},
+            "model_server_catalog.hikari.api.host is 'left'",
+        ),
+        (
+            {"model_server_extra": {"hikari": {"api": {"scheme": "gopher"}}}},
+            "model_server_catalog.hikari.api.scheme",
+        ),
+        ({"model_server_extra": {"hikari": {"keeper": []}}}, "did you mean 'keepers'"),
+        ({"model_server_extra": {"deepseek": {"ready_timeout": 0}}}, "ready_timeout is 0"),
+        (
+            {"tensorfold_service_engines": {"other": {"unit": "x.service"}}},
+            "tensorfold_service_engines names 'other'",
+        ),
+        ({"model_server_api_keys": {"hikary": "x"}}, "model_server_api_keys names 'hikary'"),
+        ({"tensorfold_service_parallel": 99}, "tensorfold_service_parallel is 99"),
+    ],
+)
+def test_wrong_variables_are_refused_in_a_sentence_with_the_host(
+    changes: dict[str, Any], said: str
+) -> None:
+    message = refused(hostvars(**changes))
+    assert said in message
+    assert "spark-a" in message or "names" in message or "model_server_catalog" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("host", "values", "said"),
+    [
+        ("spark-a", {"pair_peer": None}, "pair_peer is not set for spark-a"),
+        ("spark-a", {"pair_peer": "spark-c"}, "did you mean 'spark-b'"),
+        ("spark-a", {"pair_peer": "spark-a"}, "spark-a itself"),
+        ("spark-b", {"pair_peer": "spark-b"}, "must name each other"),
+        ("spark-b", {"pair_role": "head"}, "both have pair_role head"),
+        ("spark-a", {"pair_role": "boss"}, "pair_role of spark-a is 'boss'"),
+        ("spark-b", {"spark_user": ""}, "spark_user is not set for spark-b"),
+        ("spark-b", {"spark_home": "~bob"}, "spark_home of spark-b is '~bob'"),
+        ("spark-b", {"cx7_network_rails": [{"address": "x"}]}, "cx7_network_rails[0].address"),
+        ("spark-b", {"cx7_network_rails": "x"}, "cx7_network_rails must be a list"),
+        ("spark-b", {"model_server_wanted": "none"}, "set it once for both"),
+    ],
+)
+def test_a_wrong_inventory_is_refused_naming_the_host(
+    host: str, values: dict[str, Any], said: str
+) -> None:
+    assert said in refused(changed(host, **values))
+
+
+def test_numbers_of_the_command_line_are_text() -> None:
+    made = pair_variables.description_of("spark-a", hostvars(model_server_quiet_period="2.5"))
+    assert made["policy"]["quiet_period"] == 2.5
+
+
+def test_a_template_that_cannot_be_resolved_is_named() -> None:
+    class Broken(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            if key == "spark_home":
+                raise ValueError("'house' is undefined")
+            return super().__getitem__(key)
+
+    variables = hostvars()
+    variables["spark-a"] = Broken(variables["spark-a"])
+    assert "spark_home of spark-a cannot be worked out: 'house' is undefined" in refused(variables)
+
+
+def test_misspelt_variables_are_found_with_the_nearest_known() -> None:
+    known = roles.known_variables(ROOT)
+    prefixes = roles.role_prefixes(ROOT)
+    names = [
+        "tensorfold_service_paralel",
+        "model_server_wanted",
+        "pair_per",
+        "unrelated",
+        "spark_usr",
+    ]
+    assert pair_variables.misspelt(names, known, prefixes) == [
+        ("pair_per", "pair_peer"),
+        ("spark_usr", "spark_user"),
+        ("tensorfold_service_paralel", "tensorfold_service_parallel"),
+    ]
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    names = ["spark_version", "pair_programming", "cx7_cable", "model", "__model_server_way"]
+    assert (
+        pair_variables.misspelt(names, roles.known_variables(ROOT), roles.role_prefixes(ROOT)) == []
+    )
