@@ -50,8 +50,8 @@ demo: pair ## the whole journey on the simulated pair: Hikari, cut-over to DeepS
 	@echo '  make destroy                                                            # remove the simulated pair'
 
 .PHONY: inventory
-inventory: setup ## describe your own two Sparks: writes inventory/local
-	@$(PYTHON) -m spark_pair.inventory
+inventory: setup ## describe your own two Sparks: writes inventory/local (ARGS="--help" for flags)
+	@$(PYTHON) -m spark_pair.inventory $(ARGS)
 
 .PHONY: lint
 lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
