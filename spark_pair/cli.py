@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -109,7 +110,8 @@ def _switch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would happen")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--reason", default="by hand")
-    parser.add_argument("--asked-by", default=os.environ.get("SUDO_USER", "root"))
+    whoever = f"{os.environ.get('SUDO_USER', 'root')} on {socket.gethostname()}"
+    parser.add_argument("--asked-by", default=whoever)
     parser.add_argument(
         "--drain",
         choices=("keep", "stop"),
@@ -185,11 +187,11 @@ def _on_head(handler: Handler) -> Handler:
         if description.me == "head":
             return handler(options, arguments)
         if "--json" not in arguments:
-            print(f"(on {description.host_name('head')})")
-        done = PeerNode(description).call(arguments, timeout=24 * 3600)
-        sys.stdout.write(done.out)
-        sys.stderr.write(done.err)
-        return done.code
+            print(f"(on {description.host_name('head')})", flush=True)
+        words = list(arguments)
+        if hasattr(options, "asked_by") and "--asked-by" not in words:
+            words += ["--asked-by", options.asked_by]
+        return PeerNode(description).stream(words)
 
     return run
 

@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -127,11 +128,16 @@ class LocalNode:
             raise NodeError(f"{failed} on {self._name}: {done.last_words()}")
 
 
-def run_as_user(host: Host, argv: Sequence[str], timeout: float) -> Result:
-    """Run a program as the host's user; when already that user, directly."""
+def as_user(host: Host, argv: Sequence[str]) -> list[str]:
+    """The words that run a program as the host's user; when already that user, just the program."""
     if pwd.getpwuid(os.geteuid()).pw_name == host.user:
-        return run(argv, timeout=timeout)
-    return run(["runuser", "-u", host.user, "--", *argv], timeout=timeout)
+        return list(argv)
+    return ["runuser", "-u", host.user, "--", *argv]
+
+
+def run_as_user(host: Host, argv: Sequence[str], timeout: float) -> Result:
+    """Run a program as the host's user."""
+    return run(as_user(host, argv), timeout=timeout)
 
 
 class PeerNode:
@@ -188,6 +194,18 @@ class PeerNode:
         raise UnreachableError(
             f"{self._peer.name} cannot be reached from {self._me.name} over ssh ({'; '.join(said)})"
         )
+
+    def stream(self, words: Sequence[str]) -> int:
+        """Run one verb there with its output going straight to this terminal; its exit code.
+
+        For commands that may take half an hour: whoever waits sees the lines as they come. The way
+        is tried first, so that the verb itself is never started twice.
+        """
+        self.hello()
+        address = self._addresses()[0]
+        order = shlex.join(["sudo", "-n", TOOL, "node", *words])
+        argv = as_user(self._me, [*self._ssh(address), order])
+        return subprocess.run(argv, check=False, stdin=subprocess.DEVNULL).returncode
 
     def _addresses(self) -> list[str]:
         known = list(self._peer.addresses)

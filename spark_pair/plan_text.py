@@ -50,7 +50,8 @@ def switch_lines(
         lines += _start_lines(description, description.server(target))
     lines.append(f"commit   {target}")
     if description.fallback != NONE:
-        lines.append(f"(failure after stop: the former server, else {description.fallback})")
+        again = " again" if target == description.fallback else ""
+        lines.append(f"(failure after stop: the former server, else {description.fallback}{again})")
     return lines
 
 

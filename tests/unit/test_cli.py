@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -376,6 +378,12 @@ class Peer:
         assert isinstance(answer, Result)
         return answer
 
+    def stream(self, words: Sequence[str]) -> int:
+        done = self.call(words, 0)
+        sys.stdout.write(done.out)
+        sys.stderr.write(done.err)
+        return done.code
+
 
 @pytest.fixture
 def peer(host: Host) -> type[Peer]:
@@ -404,7 +412,10 @@ class TestOnTheWorker:
     ) -> None:
         peer.answer = Result(20, "from the head\n", "and an error\n")
         assert cli.main(words) == 20
-        assert peer.calls == [words]
+        (call,) = peer.calls
+        assert call[: len(words)] == words
+        if words[0] == "switch" and "--asked-by" not in words:
+            assert call[-2:] == ["--asked-by", f"root on {socket.gethostname()}"]
         said = capsys.readouterr()
         assert said.out.endswith("from the head\n")
         assert said.err == "and an error\n"

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,25 @@ class TestAddresses:
         with pytest.raises(NodeError, match="no end after 45 s"):
             peer.observe()
         assert len(ssh.tried) == 1
+
+
+class TestStream:
+    def test_the_way_is_tried_first_and_the_verb_is_given_once(
+        self, ssh: Ssh, peer: PeerNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[list[str]] = []
+
+        def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+            ran.append(argv)
+            return subprocess.CompletedProcess(argv, 20)
+
+        monkeypatch.setattr(subprocess, "run", run)
+        ssh.by_address = {ADDRESSES[1]: Result(0, "{}", "")}
+        assert peer.stream(["switch", "hikari", "--reason", "two words"]) == 20
+        assert ssh.tried == ADDRESSES[:2]
+        (argv,) = ran
+        assert f"two@{ADDRESSES[1]}" in argv
+        assert shlex.split(argv[-1])[3:] == ["node", "switch", "hikari", "--reason", "two words"]
 
 
 class TestOrder:
