@@ -125,8 +125,7 @@ def _build(release: Path, archive: Path, runner: Runner) -> None:
     release.mkdir(parents=True, mode=0o755)
     try:
         with tempfile.TemporaryDirectory(prefix="spark-pair-") as scratch:
-            with tarfile.open(archive) as tar:
-                tar.extractall(scratch, filter="data")
+            wheels = _unpack(archive, Path(scratch))
             venv = release / "venv"
             steps: list[tuple[str, list[str]]] = [
                 ("making its virtual environment", [PYTHON, "-m", "venv", str(venv)]),
@@ -135,8 +134,7 @@ def _build(release: Path, archive: Path, runner: Runner) -> None:
                     [
                         str(venv / "bin/python"), "-m", "pip", "install", "--quiet",
                         "--disable-pip-version-check", "--no-index",
-                        f"--find-links={scratch}/wheels",
-                        *sorted(map(str, Path(scratch, "wheels").glob("*.whl"))),
+                        f"--find-links={scratch}", *wheels,
                     ],
                 ),
                 ("running it", [str(venv / "bin/spark-pair"), "--version"]),
@@ -152,6 +150,19 @@ def _build(release: Path, archive: Path, runner: Runner) -> None:
     except BaseException:
         shutil.rmtree(release, ignore_errors=True)
         raise
+
+
+def _unpack(archive: Path, folder: Path) -> list[str]:
+    """Put the archive's wheels into a folder, by their plain names; returns their paths.
+
+    Not `extractall(filter=…)`: that came with Python 3.11.4 only.
+    """
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            content = tar.extractfile(member) if member.isfile() else None
+            if content is not None:
+                (folder / Path(member.name).name).write_bytes(content.read())
+    return sorted(map(str, folder.glob("*.whl")))
 
 
 def _flip(link: Path, target: Path) -> None:
