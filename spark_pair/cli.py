@@ -82,6 +82,7 @@ def _add_commands(commands: Any) -> None:
     one.set_defaults(run=_on_head(_follow))
 
     one = commands.add_parser("abort", help="back out of the running switch")
+    _acting_options(one)
     one.set_defaults(run=_on_head(_abort))
 
     one = commands.add_parser("resume", help="finish a switch that was cut off")
@@ -107,8 +108,7 @@ def _add_commands(commands: Any) -> None:
 
 def _switch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help=f"a server of the pair, or {NONE}")
-    parser.add_argument("--dry-run", action="store_true", help="say what would happen")
-    parser.add_argument("--json", action="store_true")
+    _acting_options(parser)
     parser.add_argument("--reason", default="by hand")
     whoever = f"{os.environ.get('SUDO_USER', 'root')} on {socket.gethostname()}"
     parser.add_argument("--asked-by", default=whoever)
@@ -132,6 +132,12 @@ def _follow_options(parser: argparse.ArgumentParser) -> None:
 
 def _resume_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--boot", action="store_true", help="a machine of the pair was booted")
+    _acting_options(parser)
+
+
+def _acting_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen")
+    parser.add_argument("--json", action="store_true")
 
 
 def _history_options(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +172,9 @@ def _add_node_verbs(verbs: Any) -> None:
     one = verbs.add_parser("follow")
     _follow_options(one)
     one.set_defaults(run=_only_on_head(_follow))
-    verbs.add_parser("abort").set_defaults(run=_only_on_head(_abort))
+    one = verbs.add_parser("abort")
+    _acting_options(one)
+    one.set_defaults(run=_only_on_head(_abort))
     one = verbs.add_parser("resume")
     _resume_options(one)
     one.set_defaults(run=_only_on_head(_resume))
@@ -317,35 +325,58 @@ def _still_going(switch_id: str) -> bool:
 
 def _abort(options: argparse.Namespace, _: list[str]) -> int:
     if not switching.is_running():
-        print("no switch is running; nothing to abort")
-        return 0
-    paths.ABORT.touch()
-    print("asked the running switch to abort: before the stop it backs out, afterwards the former "
-          "server is brought back")  # fmt: skip
-    return 0
+        return _answer(options, exit=0, aborting=None, message="no switch runs; nothing to abort")
+    opened = open_record(paths.JOURNAL)
+    phase = (opened.last_phase if opened else None) or "its beginning"
+    message = (
+        f"the switch is in {phase}: before the stop it backs out, afterwards the former server is "
+        "brought back"
+    )
+    if options.dry_run:
+        message = f"would abort; {message}"
+    else:
+        paths.ABORT.touch()
+        message = f"asked to abort; {message}"
+    return _answer(options, exit=0, aborting=opened.id if opened else None, message=message)
 
 
 def _resume(options: argparse.Namespace, arguments: list[str]) -> int:
     description = load(options.description)
     if description.me == "worker":
-        return _forward_until_heard(description, arguments)
-    request: dict[str, Any] = {"id": switching.new_id(), "kind": "resume"}
+        if options.boot:
+            return _forward_until_heard(description, arguments)
+        return PeerNode(description).stream(arguments)
     if options.boot:
-        request.update(
-            kind="boot", target=description.fallback, asked_by="boot",
-            reason="a machine of the pair was booted",
-        )  # fmt: skip
-        switching.submit(request)
-        return 0
+        return _resume_after_boot(description)
     opened = open_record(paths.JOURNAL)
     if opened is None:
-        print("no switch is open; nothing to resume")
-        return 0
+        return _answer(options, exit=0, id=None, message="no switch is open; nothing to resume")
     if switching.is_running():
         raise BusyError(f"the switch {opened.id} is still running; nothing to resume")
+    if options.dry_run:
+        at = switching.resume_point(opened)
+        goes_on = "would end" if isinstance(at, Exit) else f"would go on with {at}"
+        message = f"the switch to {opened.begin['target']} was cut off in {opened.last_phase}; "
+        return _answer(options, exit=0, id=opened.id, message=message + goes_on)
     run(["systemctl", "reset-failed", paths.SWITCH_UNIT], timeout=10)
     run(["systemctl", "start", "--no-block", paths.SWITCH_UNIT], timeout=20)
-    return _watch(opened.id, quiet=False)
+    return _watch(opened.id, quiet=options.json)
+
+
+def _resume_after_boot(description: PairDescription) -> int:
+    request = {
+        "id": switching.new_id(),
+        "kind": "boot",
+        "target": description.fallback,
+        "asked_by": "boot",
+        "reason": "a machine of the pair was booted",
+    }
+    try:
+        switching.submit(request)
+    except BusyError as error:
+        # Both machines may have booted, or the switch that runs has noticed by itself.
+        print(f"left to the switch that runs already: {error}")
+    return 0
 
 
 def _forward_until_heard(description: PairDescription, arguments: list[str]) -> int:

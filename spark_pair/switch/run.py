@@ -368,7 +368,6 @@ def go_on(world: World, work: Work, job: Job, record: Record) -> Exit:
     at = resume_point(record)
     if record.events[-1]["event"] == STUCK:
         job.attempts = 0
-        at = Phase.RECOVER
     job.message = job.message or "the switch was interrupted"
     if at is Exit.REFUSED:
         job.message = "interrupted before anything was touched; nothing to do"
@@ -382,6 +381,8 @@ def go_on(world: World, work: Work, job: Job, record: Record) -> Exit:
 
 def resume_point(record: Record) -> Phase | Exit:
     """Where a cut-off switch goes on, from its journal alone."""
+    if record.events[-1]["event"] == STUCK:
+        return Phase.RECOVER
     ended = record.last_outcome
     if ended is None:
         return resume_at(Phase(record.last_phase) if record.last_phase else None)

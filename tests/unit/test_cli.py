@@ -316,10 +316,15 @@ class TestAbort:
         assert "nothing to abort" in capsys.readouterr().out
         assert not paths.ABORT.exists()
 
-    def test_of_a_running_one(self, host: Host) -> None:
+    def test_of_a_running_one(self, host: Host, capsys: Capture) -> None:
+        host.journal(BEGIN, {"event": "phase", "phase": "drain", "id": "s1"})
         with switching.locked():
-            assert cli.main(["abort"]) == 0
+            assert cli.main(["abort", "--dry-run"]) == 0
+            assert not paths.ABORT.exists()
+            assert "is in drain" in capsys.readouterr().out
+            assert cli.main(["abort", "--json"]) == 0
         assert paths.ABORT.exists()
+        assert json.loads(capsys.readouterr().out)["aborting"] == "s1"
 
 
 class TestResume:
@@ -334,6 +339,30 @@ class TestResume:
         with switching.locked():
             assert cli.main(["resume"]) == 75
         assert "the switch s1 is still running" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("phase", "words"),
+        [("keepers", "would go on with back_out"), ("drain", "would end"),
+         ("start", "would go on with recover")],
+    )  # fmt: skip
+    def test_what_it_would_do(self, host: Host, capsys: Capture, phase: str, words: str) -> None:
+        host.journal(BEGIN, {"event": "phase", "phase": phase, "id": "s1"})
+        assert cli.main(["resume", "--dry-run"]) == 0
+        assert words in capsys.readouterr().out
+        assert host.systemctl == []
+
+    def test_one_that_got_stuck_tries_to_recover(self, host: Host, capsys: Capture) -> None:
+        host.journal(BEGIN, {**END, "event": "stuck", "exit": 30})
+        cli.main(["resume", "--dry-run"])
+        assert "would go on with recover" in capsys.readouterr().out
+
+    def test_after_a_boot_a_running_switch_is_left_alone(self, host: Host, capsys: Capture) -> None:
+        def busy(_: Any) -> None:
+            raise BusyError("a switch to deepseek")
+
+        host.patch.setattr(switching, "submit", busy)
+        assert cli.main(["resume", "--boot"]) == 0
+        assert "left to the switch that runs already" in capsys.readouterr().out
 
     def test_the_unit_is_started_and_watched(self, host: Host) -> None:
         host.journal(BEGIN)
