@@ -58,6 +58,8 @@ last_switch:
   returned: always
 """
 
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.spark_pair import description as descriptions
 from ansible.module_utils.spark_pair import follow, hostview, jsonfile, paths
@@ -73,7 +75,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    seen = {"description": None, "problem": None, "view": None, "state": None, "last_switch": None}
+    seen: dict[str, Any] = dict.fromkeys(("description", "problem", "view", "state", "last_switch"))
     data = jsonfile.read(paths.DESCRIPTION) or module.params["description"]
     if data:
         try:
