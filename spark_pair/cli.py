@@ -227,6 +227,11 @@ def _switch(options: argparse.Namespace, _: list[str]) -> int:
     state = states.load()
     if options.respect_hold and state.hold:
         message = f"held since a {state.hold.get('by')}: {state.hold.get('reason')}. "
+        if state.serving is None and options.name != NONE:
+            message += "NO MODEL SERVER ANSWERS: run 'spark-pair resume' or --tags cutover"
+            return _answer(
+                options, state="done", exit=int(Exit.NOBODY), changed=False, message=message
+            )
         message += "Run --tags cutover to clear it"
         return _answer(options, state="done", exit=0, changed=False, held=True, message=message)
     request = switching.make_request(
@@ -250,9 +255,9 @@ def _answer(options: argparse.Namespace, **answer: Any) -> int:
     return int(answer["exit"] or 0)
 
 
-def _watch(switch_id: str, *, quiet: bool) -> int:
+def _watch(switch_id: str, *, quiet: bool, after: int = 0) -> int:
     """Print the journal's lines until the switch ends; Ctrl-C only stops the watching."""
-    seen = 0
+    seen = after
     silent = 0
     while True:
         # Asking systemd at every poll would cost more than the switch itself.
@@ -360,7 +365,7 @@ def _resume(options: argparse.Namespace, arguments: list[str]) -> int:
         return _answer(options, exit=0, id=opened.id, message=message + goes_on)
     run(["systemctl", "reset-failed", paths.SWITCH_UNIT], timeout=10)
     run(["systemctl", "start", "--no-block", paths.SWITCH_UNIT], timeout=20)
-    return _watch(opened.id, quiet=options.json)
+    return _watch(opened.id, quiet=options.json, after=len(opened.events))
 
 
 def _resume_after_boot(description: PairDescription) -> int:

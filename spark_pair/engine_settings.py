@@ -272,7 +272,7 @@ def build_engine(
         hash=digest,
         path=str(paths.GENERATIONS / digest),
         current=str(paths.CURRENT / name),
-        generation_json=generation_text(name, digest, url, commit),
+        generation_json=generation_text(name, digest, url=url, commit=commit, settings=settings),
         port=int(settings["PORT"]),
         model=settings["SERVED_NAME"],
         context=int(settings["CONTEXT"]),
@@ -392,13 +392,23 @@ def generation_hash(url: str, commit: str, local_sh: str, launch: str) -> str:
     return hashlib.sha256(material.encode("utf-8")).hexdigest()[:12]
 
 
-def generation_text(server: str, digest: str, url: str, commit: str) -> str:
-    """`generation.json`: deterministic, so that a second run can compare it byte for byte."""
+def generation_text(
+    server: str, digest: str, *, url: str, commit: str, settings: Mapping[str, str]
+) -> str:
+    """`generation.json`: deterministic, so that a second run can compare it byte for byte.
+
+    `serves` tells how the server is reached while this generation runs, whatever is wanted later.
+    """
     content = {
         "schema": 1,
         "server": server,
         "hash": digest,
         "recipe_url": url,
         "commit": commit,
+        "serves": {
+            "port": int(settings["PORT"]),
+            "model": settings["SERVED_NAME"],
+            "context": int(settings["CONTEXT"]),
+        },
     }
     return json.dumps(content, indent=2) + "\n"

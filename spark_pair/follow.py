@@ -35,7 +35,8 @@ def progress(path: Path, switch_id: str, after: int, *, running: bool) -> dict[s
     the journal, the switch is "lost" (its process died and was not started again).
     """
     events = [event for event in read(path) if event.get("id") == switch_id]
-    last = next((e for e in reversed(events) if e["event"] in ("end", STUCK)), None)
+    # An end before `after` is an old one: a switch that got stuck goes on when it is resumed.
+    last = next((e for e in reversed(events[after:]) if e["event"] in ("end", STUCK)), None)
     if last is not None and events[-1] is not last and last["event"] == STUCK and running:
         last = None
     state = "done" if last else ("running" if running else "lost")

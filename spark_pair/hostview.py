@@ -15,6 +15,7 @@ from typing import Any
 
 from .description import PairDescription, Role, Server
 from .probe import fetch_load, probe, request
+from .running import as_running, generation_of
 from .system import Result, run
 
 Runner = Callable[[Sequence[str], float], Result]
@@ -47,6 +48,7 @@ def observe(
 ) -> View:
     """Describe this host; with `ask`, servers whose API lives here are asked for a completion."""
     names = sorted(description.all_units())
+    servers = {name: as_running(server) for name, server in description.servers.items()}
     return {
         "host": description.host_name(role),
         "role": role,
@@ -56,16 +58,21 @@ def observe(
         "units": units(names, runner),
         "containers": containers(runner),
         "ports": ports(
-            {port.port for server in description.servers.values() for port in server.ports}, root
+            {
+                port.port
+                for server in (*servers.values(), *description.servers.values())
+                for port in server.ports
+            },
+            root,
         ),
         "generations": {
-            name: current_generation(Path(server.generation.current))
+            name: found.hash if (found := generation_of(server)) else None
             for name, server in description.servers.items()
             if server.generation
         },
         "apis": {
             name: _api(server, role, ask, runner)
-            for name, server in description.servers.items()
+            for name, server in servers.items()
             if server.api.host == role
         },
     }
@@ -159,11 +166,6 @@ def ports(wanted: Iterable[int], root: Path = Path("/")) -> dict[str, bool] | No
             if len(parts) > 3 and parts[3] == "0A":
                 listening.add(int(parts[1].rpartition(":")[2], 16))
     return {str(port): port in listening for port in sorted(set(wanted))} if read else None
-
-
-def current_generation(link: Path) -> str | None:
-    """Hash of the generation that a `current` link points to; None when there is no such link."""
-    return link.resolve().name if link.is_symlink() else None
 
 
 def context_in_log(lines: Iterable[str]) -> int | None:

@@ -198,6 +198,8 @@ def _server(
         server["api"] = {"port": engine.port, "model": engine.model, **api}
         host = api.get("host")
         server.setdefault("ports", [{"host": host, "port": server["api"]["port"]}])
+    # More than the unit's own TimeoutStopSec: systemd ends a slow stop script, not we.
+    server.setdefault("unit_stop_timeout", 210)
     server.setdefault("units", [{"host": "head", "unit": engine.unit}])
     server.setdefault("images", [engine.image] if engine.image else [])
     server.setdefault("context", {"expect": engine.context, "source": "log"})

@@ -191,7 +191,7 @@ def request(
         headers["Content-Type"] = "application/json"
     try:
         if server.api.key_file:
-            headers["Authorization"] = f"Bearer {_read_key(Path(server.api.key_file))}"
+            headers["Authorization"] = f"Bearer {read_key(Path(server.api.key_file))}"
         connection = _connect(server, timeout)
     except (OSError, ValueError) as error:
         return Answer(0, "", "refused", f"the API key cannot be read: {error}")
@@ -252,7 +252,7 @@ def _connect(server: Server, timeout: float) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", server.api.port, timeout=timeout)
 
 
-def _read_key(path: Path) -> str:
+def read_key(path: Path) -> str:
     """First usable key of a `label: key` file, as the engine reads it."""
     for line in path.read_text(encoding="utf-8").splitlines():
         stripped = line.strip()

@@ -23,8 +23,9 @@ class PairState:
 
     hold: dict[str, Any] | None = None
     """{"since": epoch s, "by": "rollback"|"recovery", "reason": text}: a plain run leaves it be."""
-    keepers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Per server: keepers found active when it was last stopped ({"host", "unit"})."""
+    keepers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per server, while its keepers are stopped: {"switch": id of the switch that stopped them,
+    "units": [{"host", "unit"}] found active}. Gone once they are back."""
     serving: dict[str, Any] | None = None
     """{"server", "generation", "since", "verified_at", "verified_by"} of the last commit."""
     suspects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -46,9 +47,12 @@ def load(path: Path = STATE) -> PairState:
     return PairState(
         hold=_mapping(data.get("hold")) or None,
         keepers={
-            name: [row for row in rows if isinstance(row, dict)]
-            for name, rows in _mapping(data.get("keepers")).items()
-            if isinstance(rows, list)
+            str(name): {
+                "switch": record.get("switch"),
+                "units": [row for row in record["units"] if isinstance(row, dict)],
+            }
+            for name, record in _mapping(data.get("keepers")).items()
+            if isinstance(record, dict) and isinstance(record.get("units"), list)
         },
         serving=_mapping(data.get("serving")) or None,
         suspects={

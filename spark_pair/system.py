@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,23 +46,30 @@ def run(
     """
     env = {**os.environ, "LC_ALL": "C", **(environment or {})}
     try:
-        done = subprocess.run(
+        # A session of its own: a deadline must end what the program has started, too. Otherwise a
+        # stop script that hangs on a sick peer wakes up later and stops the next server.
+        process = subprocess.Popen(
             list(argv),
-            input=stdin,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             env=env,
+            start_new_session=True,
         )
     except FileNotFoundError:
         return Result(127, "", f"{argv[0]}: not found")
     except OSError as error:
         return Result(126, "", f"{argv[0]}: {error}")
-    except subprocess.TimeoutExpired as late:
-        return Result(TIMED_OUT, _text(late.stdout), f"no end after {timeout:g} s")
-    return Result(done.returncode, done.stdout, done.stderr)
+    with process:
+        try:
+            out, err = process.communicate(stdin, timeout=timeout)
+        except subprocess.TimeoutExpired as late:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return Result(TIMED_OUT, _text(late.stdout), f"no end after {timeout:g} s")
+        return Result(process.returncode, out, err)
 
 
 def _text(data: str | bytes | None) -> str:

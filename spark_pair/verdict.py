@@ -145,7 +145,7 @@ class Evidence:
     last_at: float
     failures: int
     last: ProbeResult
-    moved: bool = False
+    progressed: bool = False
     """Whether tokens or finished requests moved since the first probe."""
 
 
@@ -156,7 +156,7 @@ def start_evidence(
 
     `since` and `failures` come from earlier runs of the tool that saw the very same standstill.
     """
-    return Evidence(since, load, at, failures + 1, result, _moved(load, result.load))
+    return Evidence(since, load, at, failures + 1, result, moved(load, result.load))
 
 
 def add_evidence(evidence: Evidence, at: float, result: ProbeResult) -> Evidence:
@@ -167,11 +167,12 @@ def add_evidence(evidence: Evidence, at: float, result: ProbeResult) -> Evidence
         at,
         evidence.failures + 1,
         result,
-        evidence.moved or _moved(evidence.first_load, result.load),
+        evidence.progressed or moved(evidence.first_load, result.load),
     )
 
 
-def _moved(before: Load, after: Load) -> bool:
+def moved(before: Load, after: Load) -> bool:
+    """Whether work was finished between two samples; False when that is not known."""
     if before.progress is None or after.progress is None:
         return False
     return any(new > old for old, new in zip(before.progress, after.progress, strict=False))
@@ -205,7 +206,7 @@ def weigh(evidence: Evidence, policy: Policy) -> Verdict | None:
     load = evidence.last.load
     if evidence.last.kind == "mismatch":
         return Verdict(State.MISMATCH, evidence.last.why)
-    if evidence.moved:
+    if evidence.progressed:
         return Verdict(State.BUSY, f"a probe failed, but work is being finished ({load.words()})")
     age = evidence.last_at - evidence.first_at
     if evidence.failures >= 3 and age >= patience(evidence, policy):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from ..description import ROLES, Generation, Role, Server, other
+from ..description import ROLES, Generation, Role, Server
 from ..errors import NodeError, SparkPairError, UnreachableError
 from ..hostview import View
 from ..metrics import Load
@@ -26,6 +26,8 @@ class Bench:
         self.say = say
         self.description = world.description
         self.policy = world.description.policy
+        self.silence: dict[Role, str] = {}
+        """Why a machine gave no view, in its own or ssh's words."""
 
     def views(self) -> dict[Role, View | None]:
         """Both hosts' views, taken at the same time; None for a host that cannot be asked."""
@@ -35,7 +37,8 @@ class Bench:
     def _view(self, role: Role) -> View | None:
         try:
             return self.world.nodes[role].observe()
-        except (UnreachableError, NodeError):
+        except (UnreachableError, NodeError) as error:
+            self.silence[role] = str(error)
             return None
 
     def both_views(self) -> dict[Role, View]:
@@ -48,9 +51,7 @@ class Bench:
                 return here
             if self.world.now() >= deadline:
                 away = next(role for role in ROLES if views[role] is None)
-                raise StepError(
-                    f"{self.name(away)} cannot be reached from {self.name(other(away))}"
-                )
+                raise StepError(self.silence[away])
             self.world.sleep(self.policy.sample_interval)
 
     def load(self, server: Server) -> Load:
@@ -67,6 +68,19 @@ class Bench:
             return Side(server.name)
         folder = made.path.rpartition("/")[0]
         return Side(server.name, Generation(current, f"{folder}/{current}", made.current))
+
+    def running(self, server: Server) -> Server:
+        """The server with the port, name and context of the generation that runs."""
+        return self.world.form(server, self.side(server).generation)
+
+    def form(self, side: Side) -> Server:
+        """The server as it is on one side of the switch."""
+        return self.world.form(self.description.server(side.server), side.generation)
+
+    def note(self, text: str) -> None:
+        """Say something that belongs into the last line as well."""
+        self.say(text)
+        self.job.notes.append(text)
 
     def remember_serving(self, server: Server) -> None:
         known = self.state.serving or {}

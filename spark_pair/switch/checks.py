@@ -75,6 +75,8 @@ class Checks:
                     f"{self.bench.name(role)} has {seen['total_gib']} GiB in all, {target.name} "
                     f"needs {gate:g} available"
                 )
+        if wrong := self.bench.world.key_problem(target):
+            yield wrong
         if target.generation and (wrong := self.bench.world.generation_problem(target.generation)):
             yield wrong
         elif target.commands.dry_run:
@@ -89,7 +91,7 @@ class Checks:
             if f"--name {rank.container} " not in done.out:
                 yield (
                     f"the dry run of {target.name} does not start a container named "
-                    f"{rank.container}: set tensorfold_service_container_name to the name in its "
-                    f"output"
+                    f"{rank.container}: put the name in its output into "
+                    f"model_server_extra.{target.name}.ranks"
                 )
                 return

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 from .. import verdict as verdicts
 from ..description import ROLES, Generation, Keeper, Role, Server
+from ..errors import NodeError, SparkPairError
 from ..hostview import View
-from ..probe import ProbeResult
 from ..verdict import State
 from .bench import Bench
 from .loading import Loading
-from .world import Side, StepError
+from .world import AwayError, Side, StepError
 
 _ALIVE = ("active", "activating", "reloading", "deactivating")
+_PROOF_TRIES = 2
 
 
 class Hands:
@@ -23,22 +24,16 @@ class Hands:
         self.bench = bench
 
     def stop_keepers(self) -> None:
+        """Record which keepers are active, then stop them; all units must be known for that."""
         views = self.bench.both_views()
+        for role, view in views.items():
+            if view.get("units") is None:
+                raise StepError(
+                    f"systemd on {self.bench.name(role)} did not say which units are active"
+                )
         for server in self.bench.description.servers.values():
-            active = [keeper for keeper in server.keepers if _is_active(views, keeper)]
-            kept = [
-                {"host": keeper.host, "unit": keeper.unit}
-                for keeper in active
-                if keeper.restore == "as_found"
-            ]
-            known = self.bench.state.keepers.get(server.name, [])
-            found = self.bench.job.verdicts.get(server.name)
-            if found is None or found.state is State.DOWN:
-                kept = known + [row for row in kept if row not in known]
-            elif not active and known:
-                kept = known  # a resumed switch had stopped them already
             if server.keepers:
-                self.bench.state.keepers[server.name] = kept
+                self._record_keepers(server, views)
         self.bench.world.save(self.bench.state)
         for server in self.bench.description.servers.values():
             for keeper in server.keepers:
@@ -47,37 +42,96 @@ class Hands:
                     node = self.bench.world.nodes[keeper.host]
                     node.stop_unit(keeper.unit, server.unit_stop_timeout)
 
-    def start_keepers(self, server: Server) -> None:
-        views = self.bench.both_views()
-        for keeper in self._keepers_to_restore(server, views):
+    def _record_keepers(self, server: Server, views: Mapping[Role, View]) -> None:
+        """Remember the active ones. What this switch, or the stop of a server that is down, has
+        recorded before is added to, never replaced: those are stopped already."""
+        active = [
+            {"host": keeper.host, "unit": keeper.unit}
+            for keeper in server.keepers
+            if keeper.restore == "as_found" and _is_active(views, keeper)
+        ]
+        known = self.bench.state.keepers.get(server.name)
+        found = self.bench.job.verdicts.get(server.name)
+        if known and (
+            known["switch"] == self.bench.job.id or found is None or found.state is State.DOWN
+        ):
+            active = known["units"] + [row for row in active if row not in known["units"]]
+        elif known is None and not active and (found is None or found.state is State.DOWN):
+            return  # never seen running: its enabled keepers will be started with it
+        self.bench.state.keepers[server.name] = {"switch": self.bench.job.id, "units": active}
+
+    def start_keepers(self, server: Server) -> bool:
+        """Bring keepers back; one that does not come is noted and tried again by a later run.
+
+        Never an error: the server that they keep was proven to serve. Returns whether any started.
+        """
+        started = False
+        try:
+            chosen = self._keepers_to_restore(server, self.bench.both_views())
+        except SparkPairError as error:
+            self.bench.note(f"the keepers of {server.name} were not brought back: {error}")
+            return False
+        failed = False
+        for keeper in chosen:
             self.bench.say(f"start {keeper.unit} on {self.bench.name(keeper.host)}")
-            self.bench.world.nodes[keeper.host].start_unit(keeper.unit, restart=False)
+            try:
+                self.bench.world.nodes[keeper.host].start_unit(keeper.unit, restart=False)
+                started = True
+            except SparkPairError as error:
+                failed = True
+                self.bench.note(f"{keeper.unit} was not brought back: {error}")
+        if not failed:
+            self.bench.state.keepers.pop(server.name, None)
+        return started
 
     def _keepers_to_restore(self, server: Server, views: Mapping[Role, View]) -> list[Keeper]:
         """Those that were found active when it was last stopped; without a record, the enabled."""
-        known = self.bench.state.keepers.get(server.name)
+        record = self.bench.state.keepers.get(server.name)
         chosen = []
         for keeper in server.keepers:
             row = (views[keeper.host].get("units") or {}).get(keeper.unit, {})
             if keeper.restore != "as_found" or row.get("active") == "active":
                 continue
-            if known is None:
+            if record is None:
                 if row.get("enabled") == "enabled":
                     chosen.append(keeper)
-            elif {"host": keeper.host, "unit": keeper.unit} in known:
+            elif {"host": keeper.host, "unit": keeper.unit} in record["units"]:
                 chosen.append(keeper)
         return chosen
 
     def stop_everything(self, keep: str | None = None) -> None:
+        """Stop every server of which a part is there; a failure of one does not spare the next."""
         views = self.bench.both_views()
+        failures = []
         for server in self.bench.description.servers.values():
-            if server.name != keep and not self._is_gone(server, views):
-                self._stop_server(server)
+            # By its parts, not by its port: somebody else's listener is no reason to stop a server.
+            if server.name == keep or not self._parts_left(server, views):
+                continue
+            try:
+                self._stop_server(self.bench.running(server))
+            except SparkPairError as error:
+                failures.append(str(error))
+        if failures:
+            raise StepError("; ".join(failures))
+
+    def left_over(self) -> str:
+        """What is left of any server on both machines, in words; "" when they are empty."""
+        views = self.bench.both_views()
+        left = [
+            words
+            for server in self.bench.description.servers.values()
+            if (words := self._parts_left(server, views))
+        ]
+        return ", ".join(left)
 
     def _stop_server(self, server: Server) -> None:
         for unit in reversed(server.units):
             self.bench.say(f"stop {unit.unit} on {self.bench.name(unit.host)}")
-            self.bench.world.nodes[unit.host].stop_unit(unit.unit, server.unit_stop_timeout)
+            try:
+                self.bench.world.nodes[unit.host].stop_unit(unit.unit, server.unit_stop_timeout)
+            except NodeError as error:
+                # Not the end: what counts is what is seen to be left, below.
+                self.bench.say(str(error))
         views = self.bench.both_views()
         if self._leftover_ranks(server, views) and server.commands.stop:
             # stop.sh says 0 with the worker unreachable (fault 41): it is run for the log it
@@ -86,7 +140,7 @@ class Hands:
             self.bench.world.run_command(server.commands.stop, self._stop_generation(server))
         deadline = self.bench.world.now() + self.bench.policy.stop_timeout
         removed = False
-        while not self._is_gone(server, views := self.bench.both_views()):
+        while left := self._remains(server, views := self.bench.both_views()):
             if self._leftover_ranks(server, views) and not removed:
                 for role, container in self._leftover_ranks(server, views):
                     self.bench.say(
@@ -97,8 +151,7 @@ class Hands:
                 continue
             if self.bench.world.now() >= deadline:
                 raise StepError(
-                    f"{server.name} is not gone after {self.bench.policy.stop_timeout:g} s: "
-                    f"{self._remains(server, views)}"
+                    f"{server.name} is not gone after {self.bench.policy.stop_timeout:g} s: {left}"
                 )
             self.bench.world.sleep(self.bench.policy.sample_interval)
 
@@ -114,26 +167,35 @@ class Hands:
             if rank.container in ((views.get(rank.host) or {}).get("containers") or {})
         ]
 
-    def _is_gone(self, server: Server, views: Mapping[Role, View | None]) -> bool:
-        return not self._remains(server, views)
+    def _remains(self, server: Server, views: Mapping[Role, View]) -> str:
+        """What is left of a server that was there, its port included; "" when it is gone."""
+        left = [self._parts_left(server, views)] if self._parts_left(server, views) else []
+        for role in ROLES:
+            ports = views[role].get("ports")
+            if ports is None:
+                left.append(f"{self.bench.name(role)} does not say which ports are open")
+                continue
+            left += [
+                f"port {port} on {self.bench.name(role)} is open"
+                for port in server.ports_on(role)
+                if ports.get(str(port))
+            ]
+        return ", ".join(left)
 
-    def _remains(self, server: Server, views: Mapping[Role, View | None]) -> str:
-        """What is left of a server, in words; "" when both machines are proven empty of it."""
+    def _parts_left(self, server: Server, views: Mapping[Role, View]) -> str:
+        """Units and containers of a server that are there, in words."""
         left: list[str] = []
         for role in ROLES:
-            view = views.get(role) or {}
-            name = self.bench.name(role)
-            units, ports = view.get("units"), view.get("ports")
-            if units is None or ports is None or view.get("containers") is None:
+            name, units = self.bench.name(role), views[role].get("units")
+            unknown = units is None and server.units_on(role)
+            if unknown or (views[role].get("containers") is None and server.ranks_on(role)):
                 left.append(f"{name} does not say what runs there")
                 continue
             left += [
-                f"{unit} on {name} is {units[unit]['active']}"
+                f"{unit} on {name} is {row['active']}"
                 for unit in server.units_on(role)
-                if units.get(unit, {}).get("active") in _ALIVE and unit in units
+                if (row := (units or {}).get(unit)) and row.get("active") in _ALIVE
             ]
-            left += [f"port {port} on {name} is open" for port in server.ports_on(role)
-                     if ports.get(str(port))]  # fmt: skip
         left += [
             f"container {container} on {self.bench.name(role)}"
             for role, container in self._leftover_ranks(server, views)
@@ -162,7 +224,8 @@ class Hands:
             self.bench.pause(self.bench.policy.sample_interval, abortable=abortable)
 
     def start_server(self, side: Side, *, abortable: bool) -> None:
-        server = self.bench.description.server(side.server)
+        """Flip to the side's generation, start its units in order, wait until its API is there."""
+        server = self.bench.form(side)
         if side.generation:
             self.bench.world.flip(side.generation)
         for unit in server.units:
@@ -176,15 +239,19 @@ class Hands:
         while not loading.ready(views := self.bench.both_views()):
             if self.bench.world.now() >= deadline:
                 found = verdicts.presence(server, views, self.bench.description)
+                state = str(found) if found.state is not State.UP else "no answer to /v1/models"
                 raise StepError(
-                    f"{server.name} was not ready after {server.ready_timeout:g} s ({found})"
+                    f"{server.name} was not ready after {server.ready_timeout:g} s ({state})"
                 )
             self.bench.pause(self.bench.policy.sample_interval, abortable=abortable)
 
     def verify_server(self, server: Server, *, strict: bool) -> None:
-        result = self._probe_twice(server)
-        if not result.ok:
-            raise StepError(f"{server.name} does not generate: {result.why}")
+        """Prove that a server serves; StepError says what is missing.
+
+        Strict is for a new server. One that is brought back is spared what does not put its
+        service in doubt: that its description is wrong, that its metrics are gone, that it is busy.
+        """
+        said = self._prove(server, strict=strict)
         found = verdicts.presence(server, self.bench.both_views(), self.bench.description)
         if found.state is not State.UP:
             raise StepError(f"{server.name} answered, but it is {found}")
@@ -201,17 +268,35 @@ class Hands:
                     f"{server.name} does not report {server.metrics.running} and "
                     f"{server.metrics.waiting}: it could never be drained"
                 )
-            self.bench.say(
+            self.bench.note(
                 f"{server.name}: its metrics cannot be read; a drain will have to time out"
             )
-        self.bench.say(f"{server.name} generates: {result.text[:60]!r} in {result.seconds:.1f} s")
+        self.bench.say(said)
         self.bench.remember_serving(server)
 
-    def _probe_twice(self, server: Server) -> ProbeResult:
-        """The first real request may compile kernels and time out (fault 27); one more try."""
+    def _prove(self, server: Server, *, strict: bool) -> str:
+        """One real completion, or, under load, work that is being finished meanwhile."""
         node = self.bench.world.nodes[server.api.host]
-        result = node.probe(server)
-        return node.probe(server) if result.kind == "timeout" else result
+        before = self.bench.load(server)
+        for _ in range(_PROOF_TRIES):
+            # The first request may compile kernels and time out (fault 27), and callers may have
+            # filled all lanes as soon as the port was open.
+            result = node.probe(server)
+            if result.kind not in ("timeout", "overloaded"):
+                break
+            if verdicts.moved(before, self.bench.load(server)):
+                return f"{server.name} is busy and finishes work; it had no time for a probe"
+        if result.ok:
+            return f"{server.name} generates: {result.text[:60]!r} in {result.seconds:.1f} s"
+        if result.kind == "mismatch" and not strict:
+            self.bench.note(f"{server.name} works, but not as it is described: {result.why}")
+            return f"{server.name} answers"
+        if result.kind in ("timeout", "overloaded") and not strict:
+            waiting = result.load.waiting
+            if result.kind == "overloaded" or (waiting is not None and waiting > 0):
+                self.bench.note(f"{server.name} is busy: a probe had to queue")
+                return f"{server.name} has taken requests"
+        raise StepError(f"{server.name} does not generate: {result.why}")
 
     def check_boots(self) -> None:
         for role, view in self.bench.both_views().items():
@@ -227,9 +312,10 @@ class Hands:
             if not away:
                 return
             if self.bench.world.now() >= deadline:
-                raise StepError(
+                raise AwayError(
                     f"{self.bench.name(away[0])} did not come back within "
-                    f"{self.bench.policy.resume_wait / 60:g} minutes"
+                    f"{self.bench.policy.resume_wait / 60:g} minutes "
+                    f"({self.bench.silence[away[0]]})"
                 )
             if not said:
                 self.bench.say(f"waiting for {self.bench.name(away[0])}")

@@ -32,6 +32,8 @@ class Loading:
         if found.state is State.UP and self._models_answer(views):
             return not self.server.ranks or self.finished_at is not None
         now = self.bench.world.now()
+        if found.state is State.UP:
+            return False  # the API is slow to answer: that has the whole ready_timeout
         if self.finished_at is not None and now - self.finished_at > _SETTLE_SECONDS:
             # start.sh says 0 when "already running" too, and then applies nothing.
             raise StepError(

@@ -19,13 +19,27 @@ class Look:
         self.bench = bench
 
     def verdict(self, server: Server, views: Mapping[Role, View | None]) -> Verdict:
+        """Verdict of one server, asked if it is up; patience is remembered between runs."""
         found = verdicts.presence(server, views, self.bench.description)
+        suspects = self.bench.state.suspects
+        loading = f"{server.name} starting"
+        if found.state is State.STARTING:
+            now = self.bench.world.now()
+            since = float(suspects.setdefault(loading, {"since": now})["since"])
+            self.bench.world.save(self.bench.state)
+            if now - since > server.ready_timeout:
+                # A unit that crashes and is restarted for ever is never anything but starting.
+                return Verdict(State.PARTIAL, f"starting for {now - since:.0f} s: {found.why}")
+            return found
+        suspects.pop(loading, None)
         if found.state is not State.UP:
-            self.bench.state.suspects.pop(server.name, None)
+            suspects.pop(server.name, None)
             return found
         return self.assess(server, views)
 
-    def assess(self, server: Server, views: Mapping[Role, View | None]) -> Verdict:
+    def assess(
+        self, server: Server, views: Mapping[Role, View | None], *, abortable: bool = True
+    ) -> Verdict:
         """Ask a server that is up until it is proven serving, busy or dead; bounded by patience."""
         node = self.bench.world.nodes[server.api.host]
         before = node.load(server)
@@ -39,14 +53,15 @@ class Look:
         while (found := verdicts.weigh(evidence, self.bench.policy)) is None:
             self.bench.say(f"{server.name}: a probe failed ({first.why}); gathering evidence")
             self.bench.pause(
-                max(self.bench.policy.sample_interval, self.bench.policy.dead_after / 4)
+                max(self.bench.policy.sample_interval, self.bench.policy.dead_after / 4),
+                abortable=abortable,
             )
             result = node.probe(server)
             if result.ok:
                 self.bench.state.suspects.pop(server.name, None)
                 return Verdict(State.SERVING, "")
             evidence = verdicts.add_evidence(evidence, self.bench.world.now(), result)
-        if found.state is State.BUSY and not evidence.moved:
+        if found.state is State.BUSY and not evidence.progressed:
             self.bench.state.suspects[server.name] = {
                 "since": evidence.first_at,
                 "load": before.as_dict(),

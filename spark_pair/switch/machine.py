@@ -91,6 +91,9 @@ TRANSITIONS: dict[tuple[Phase, Outcome], Phase | Exit] = {
 UNTOUCHED = frozenset({Phase.OBSERVE, Phase.REFUSE, Phase.DRAIN})
 """Phases in which nothing on the pair has been changed yet."""
 
+TOUCHED = frozenset({Phase.STOP, Phase.RELEASE, Phase.START, Phase.VERIFY, Phase.RECOVER})
+"""Phases whose beginning means that the pair may have been changed."""
+
 STILL_SERVING = frozenset({Phase.ARM, Phase.KEEPERS, Phase.BACK_OUT})
 """Phases in which the old server still runs, perhaps without its keepers."""
 

@@ -21,17 +21,17 @@ from .. import jsonfile, paths
 from .. import state as states
 from ..description import NONE, ROLES, Command, Generation, PairDescription, Role, Server
 from ..errors import BusyError, Exit, NodeError, SparkPairError
+from ..follow import STUCK
 from ..journal import Event, Journal, Record, open_record, read, records
 from ..node import LocalNode, Node, PeerNode, run_as_user
+from ..probe import read_key
+from ..running import form, generation_of
 from ..state import PairState
 from ..system import Result, run
 from ..verdict import State, Verdict, presence
-from .machine import Outcome, Phase, after, resume_at
+from .machine import TOUCHED, Outcome, Phase, after, resume_at
 from .work import Work
 from .world import Job, Side, World
-
-STUCK = "stuck"
-"""The event that tells that nobody serves; the switch stays open for `spark-pair resume`."""
 
 
 class RealWorld:
@@ -61,10 +61,11 @@ class RealWorld:
         return run_as_user(host, argv, command.timeout)
 
     def current(self, server: Server) -> str | None:
-        if server.generation is None:
-            return None
-        link = Path(server.generation.current)
-        return link.resolve().name if link.is_symlink() else None
+        found = generation_of(server)
+        return found.hash if found else None
+
+    def form(self, server: Server, generation: Generation | None) -> Server:
+        return form(server, generation)
 
     def flip(self, generation: Generation) -> None:
         link = Path(generation.current)
@@ -103,6 +104,18 @@ class RealWorld:
             if self.journal.essential:
                 raise
 
+    def key_problem(self, server: Server) -> str | None:
+        if server.api.key_file is None or server.api.host != self.description.me:
+            return None
+        try:
+            read_key(Path(server.api.key_file))
+        except (OSError, UnicodeError) as error:
+            return (
+                f"the API key of {server.name} cannot be used on "
+                f"{self.description.host_name(server.api.host)}: {error}"
+            )
+        return None
+
     def restarts(self, server: str, window: float) -> int:
         since = time.time() - window
         return sum(
@@ -128,6 +141,10 @@ class RealWorld:
         )
         lines = [line.strip() for line in log.out.splitlines() if "ERROR" in line]
         return lines[-1] if lines else ""
+
+
+_TAKEN_WITHIN = 30.0
+"""Seconds in which the unit takes a request: it may first wait for the lock, or be restarting."""
 
 
 def new_id() -> str:
@@ -191,12 +208,29 @@ def submit(request: dict[str, Any]) -> None:
             raise BusyError(f"another switch (to {waiting.get('target')}) was asked for just now")
         paths.ABORT.unlink(missing_ok=True)
         jsonfile.write(paths.REQUEST, request, mode=0o600)
-    # A unit that failed five times by start limit would refuse the operator's next order.
+    _start_unit(request["id"])
+
+
+def _start_unit(request_id: str) -> None:
+    """Have the unit take the request; NodeError, and no request left behind, if it does not.
+
+    Asked for again until it is taken: a start that meets the unit while it is just ending does
+    nothing, and an order that lies about would be carried out at some later, wrong time.
+    """
+    # A unit that died too often would refuse the operator's next order by its start limit.
     run(["systemctl", "reset-failed", paths.SWITCH_UNIT], timeout=10)
-    done = run(["systemctl", "start", "--no-block", paths.SWITCH_UNIT], timeout=20)
-    if not done.ok:
-        paths.REQUEST.unlink(missing_ok=True)
-        raise BusyError(f"{paths.SWITCH_UNIT} could not be started: {done.last_words()}")
+    said = "it did not take the request"
+    deadline = time.monotonic() + _TAKEN_WITHIN
+    while time.monotonic() < deadline:
+        done = run(["systemctl", "start", "--no-block", paths.SWITCH_UNIT], timeout=20)
+        said = said if done.ok else done.last_words()
+        for _ in range(20):
+            waiting = jsonfile.read(paths.REQUEST)
+            if waiting is None or waiting.get("id") != request_id:
+                return
+            time.sleep(0.1)
+    paths.REQUEST.unlink(missing_ok=True)
+    raise NodeError(f"{paths.SWITCH_UNIT} could not be started: {said}. Nothing was touched")
 
 
 @contextmanager
@@ -237,11 +271,14 @@ def _who_holds() -> str:
 
 
 def is_running() -> bool:
-    """Whether some process holds the lock."""
+    """Whether some process holds the lock. Looking never makes another look say yes."""
     try:
-        with locked():
+        with paths.LOCK.open("r", encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except BusyError:
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
 
 
@@ -259,10 +296,17 @@ def run_unit(description: PairDescription, say: Callable[[str], None]) -> Exit:
     }
     with locked(holder, wait=10):
         paths.REQUEST.unlink(missing_ok=True)
-        if request is None:
-            return resume(description, say) if opened else Exit.DONE
-        if request.get("kind") == "boot":
+        if request is not None and request.get("kind") == "boot":
             return after_boot(description, request, say)
+        # What was cut off is finished first, also when a new order has come meanwhile: its keepers
+        # are still stopped. One that got stuck is what the new order is meant to mend.
+        stuck = opened is not None and opened.events[-1]["event"] == STUCK
+        if opened is not None and not (stuck and request is not None):
+            ended = resume(description, say)
+            if request is None:
+                return ended
+        if request is None:
+            return Exit.DONE
         job = Job(
             id=request["id"],
             target=request["target"],
@@ -337,17 +381,26 @@ def job_from(record: Record) -> Job:
             for event in reversed(record.events)
             if event["event"] == "outcome"
         )
-    job.attempts = sum(
-        1
-        for event in record.events
-        if event["event"] == "outcome" and event["phase"] == str(Phase.RECOVER)
-    )
+    job.attempts = _attempts(record)
     # The machines were touched from STOP on, also when only the last line of the story is missing.
     job.changed = any(
-        event["event"] == "phase" and event["phase"] in (Phase.STOP, Phase.RECOVER)
-        for event in record.events
+        event["event"] == "phase" and event["phase"] in TOUCHED for event in record.events
     )
     return job
+
+
+def _attempts(record: Record) -> int:
+    """Attempts to recover that have ended since the switch last got stuck.
+
+    One that was cut off is repeated, but not for ever: from the third time on it counts.
+    """
+    events = list(record.events)
+    stuck = [index for index, event in enumerate(events) if event["event"] == STUCK]
+    since = events[stuck[-1] + 1 :] if stuck else events
+    recovering = [event for event in since if event.get("phase") == str(Phase.RECOVER)]
+    entered = sum(1 for event in recovering if event["event"] == "phase")
+    ended = sum(1 for event in recovering if event["event"] == "outcome")
+    return max(ended, entered - 3)
 
 
 def resume(description: PairDescription, say: Callable[[str], None]) -> Exit:
@@ -366,15 +419,15 @@ def resume(description: PairDescription, say: Callable[[str], None]) -> Exit:
 def go_on(world: World, work: Work, job: Job, record: Record) -> Exit:
     """Continue a switch from its journal: nothing is repeated blindly, no end is written twice."""
     at = resume_point(record)
-    if record.events[-1]["event"] == STUCK:
-        job.attempts = 0
     job.message = job.message or "the switch was interrupted"
     if at is Exit.REFUSED:
         job.message = "interrupted before anything was touched; nothing to do"
     if isinstance(at, Phase) and at is not Phase.BACK_OUT:
         job.changed = True
         world.past_the_point()
-        if at is Phase.RESTORE or (at is Phase.RECOVER and not _recovering(record)):
+        if job.target == NONE and not _recovering(record):
+            at = Phase.STOP  # no server is wanted: to stop what is left is to go on
+        elif at is Phase.RESTORE or (at is Phase.RECOVER and not _recovering(record)):
             at = Phase.RESTORE if _target_serves(work, world, job) else Phase.RECOVER
     return drive(world, work, job, at)
 
@@ -398,8 +451,6 @@ def _recovering(record: Record) -> bool:
 
 
 def _target_serves(work: Work, world: World, job: Job) -> bool:
-    if job.target == NONE:
-        return False
     server = world.description.server(job.target)
     if server.generation and world.current(server) != server.generation.hash:
         return False
@@ -429,10 +480,22 @@ def after_boot(
     work = Work(world, job, states.load(), say)
     outcome = work.run(Phase.OBSERVE)
     alive = [name for name, item in job.verdicts.items() if item.state is not State.DOWN]
-    working = [name for name in alive if job.verdicts[name].state in (State.SERVING, State.BUSY)]
-    if opened is None and outcome is not Outcome.FAILED and working and alive == working:
-        say(f"{working[0]} serves; nothing to do after the boot")
-        return Exit.DONE
+    seen = outcome is not Outcome.FAILED and len(job.verdicts) == len(description.servers)
+    if opened is None and seen and len(alive) == 1:
+        found = job.verdicts[alive[0]]
+        if found.state in (State.SERVING, State.BUSY, State.MISMATCH):
+            say(f"{alive[0]} is {found}; nothing to do after the boot")
+            return Exit.DONE
+    if opened is None and seen and alive in ([], [target]):
+        # Nobody else is there: it comes up by itself, for minutes perhaps, and is only waited for.
+        server = description.server(target)
+        if work.wait_for_fallback(server):
+            say(f"{target} serves after the boot")
+            return Exit.DONE
+        found = work.look.verdict(work.running(server), work.views())
+        if found.state not in (State.DEAD, State.PARTIAL, State.DOWN):
+            say(f"{target} is {found}; left alone after the boot")
+            return Exit.GAVE_UP
     if opened is not None:
         RealWorld(description, opened.id).record(
             {
@@ -444,4 +507,5 @@ def after_boot(
         )
     job.former = None
     job.message = job.cause = request["reason"]
+    world.past_the_point()
     return _begin(world, job, Phase.RECOVER, say)

@@ -15,7 +15,7 @@ from .checks import Checks
 from .hands import Hands
 from .look import Look
 from .machine import Outcome, Phase
-from .world import AbortedError, Job, Side, StepError, World
+from .world import AbortedError, AwayError, Job, Side, StepError, World
 
 _BACK_OUT_PHASES = (Phase.OBSERVE, Phase.REFUSE, Phase.DRAIN, Phase.ARM, Phase.KEEPERS)
 
@@ -57,6 +57,9 @@ class Work(Bench):
         except (SparkPairError, OSError) as error:
             self._because(str(error))
             return Outcome.FAILED
+        except Exception as error:  # a bug must not leave the pair without a server
+            self._because(f"internal error in {phase}: {type(error).__name__}: {error}")
+            return Outcome.FAILED
 
     def observe(self) -> Outcome:
         """Give every server a verdict, and decide whether there is anything to do."""
@@ -64,11 +67,11 @@ class Work(Bench):
         away = [role for role in ROLES if views[role] is None]
         if away:
             return self._refuse(
-                f"{self.name(away[0])} cannot be reached, so nothing is known about what runs "
-                "there; nothing was touched. Bring it back and run this again"
+                f"nothing is known about what runs on {self.name(away[0])}: "
+                f"{self.silence[away[0]]}. Nothing was touched; mend that and run this again"
             )
         for server in self.description.servers.values():
-            self.job.verdicts[server.name] = self.look.verdict(server, views)
+            self.job.verdicts[server.name] = self.look.verdict(self.running(server), views)
         target = self.job.target
         for name, found in self.job.verdicts.items():
             if found.state is not State.DOWN:
@@ -84,7 +87,7 @@ class Work(Bench):
         for name, found in self.job.verdicts.items():
             if name == target or self.job.drain == "stop":
                 continue
-            if found.state is State.STARTING:
+            if found.state is State.STARTING and target != NONE:
                 return self._refuse(
                     f"{name} is still starting ({found.why}); nothing was touched. Wait until it "
                     "serves, or stop it with a rollback"
@@ -114,13 +117,26 @@ class Work(Bench):
                     f"two servers at once. Nothing was touched; stop {rivals[0]} by hand first"
                 )
             if wanted is None or current == wanted:
-                self.job.message = f"{server.name} serves, verified by a completion; nothing to do"
-                self.remember_serving(server)
-                self.world.save(self.state)
-                return Outcome.NOTHING
+                return self._nothing_to_do(server)
             self.say(f"{server.name} runs generation {current}, wanted is {wanted}: restart needed")
         self.job.restart = found.state in (State.DEAD, State.PARTIAL)
         return None
+
+    def _nothing_to_do(self, server: Server) -> Outcome:
+        """It serves already: what an earlier run could not finish is finished, the rest left."""
+        self.job.message = f"{server.name} serves, verified by a completion; nothing to do"
+        if server.name in self.state.keepers and self.hands.start_keepers(server):
+            self.job.changed = True
+        self._settle_hold()
+        self.remember_serving(server)
+        self.world.save(self.state)
+        return Outcome.NOTHING
+
+    def _settle_hold(self) -> None:
+        if self.job.hold:
+            self.state.set_hold("rollback", self.job.reason)
+        elif self.job.target == self.description.wanted:
+            self.state.hold = None
 
     def _mismatch(self, name: str) -> str:
         why = self.job.verdicts[name].why
@@ -149,7 +165,7 @@ class Work(Bench):
                 if found.state is not State.DOWN:
                     self.say(f"{name} is {found.state}: no drain")
                 continue
-            outcome = self._drain_one(self.description.server(name))
+            outcome = self._drain_one(self.running(self.description.server(name)))
             if outcome is not Outcome.OK:
                 return outcome
         return Outcome.OK
@@ -216,6 +232,9 @@ class Work(Bench):
                 "verdicts": {name: str(item.state) for name, item in self.job.verdicts.items()},
             }
         )
+        # All that follows is in the disk room set aside; and bringing a server back, which may be
+        # needed from now on, never depends on the disk.
+        self.world.past_the_point()
         return Outcome.OK
 
     def keepers(self) -> Outcome:
@@ -223,6 +242,19 @@ class Work(Bench):
         self.check_abort()
         self.hands.stop_keepers()
         self.check_abort()
+        return self._still_idle()
+
+    def _still_idle(self) -> Outcome:
+        """One more look at the load: stopping the keepers took a moment."""
+        if self.job.drain == "stop":
+            return Outcome.OK
+        for name, found in self.job.verdicts.items():
+            if found.state not in (State.SERVING, State.BUSY):
+                continue
+            load = self.load(self.running(self.description.server(name)))
+            if load.known and not load.idle:
+                self.job.message = f"{name} was asked again at the last moment ({load.words()})"
+                return Outcome.GAVE_UP
         return Outcome.OK
 
     def back_out(self) -> Outcome:
@@ -231,15 +263,25 @@ class Work(Bench):
         if former is None:
             self.job.message = self.job.message or "backed out; no server had been serving"
             return Outcome.OK
-        server = self.description.server(former.server)
+        self.hands.wait_for_both()
+        server = self.form(former)
         views = self.both_views()
-        if verdicts.presence(server, views, self.description).state is not State.UP:
+        found = verdicts.presence(server, views, self.description)
+        if found.state in (State.DOWN, State.PARTIAL):
             return Outcome.FAILED
-        if self.look.assess(server, views).state is State.DEAD:
+        if (
+            found.state is State.UP
+            and self.look.assess(server, views, abortable=False).state is State.DEAD
+        ):
             return Outcome.FAILED
         self.hands.start_keepers(server)
-        self.job.message = f"{self.job.message or 'backed out'}; {server.name} serves as before"
+        self.world.save(self.state)
+        message = self.job.message or "backed out"
+        self.job.message = self._with_notes(f"{message}; {server.name} serves as before")
         return Outcome.OK
+
+    def _with_notes(self, message: str) -> str:
+        return "; but ".join([message, *dict.fromkeys(self.job.notes)])
 
     def stop(self) -> Outcome:
         """Stop every server that is there, and see on both machines that nothing is left."""
@@ -269,7 +311,7 @@ class Work(Bench):
         """Prove the new server: a real completion, all parts, the context, the metrics."""
         self.check_abort()
         server = self.description.server(self.job.target)
-        self.hands.verify_server(server, strict=server.name != self.description.fallback)
+        self.hands.verify_server(server, strict=self.job.target != self.description.fallback)
         return Outcome.OK
 
     def restore(self) -> Outcome:
@@ -280,15 +322,13 @@ class Work(Bench):
 
     def commit(self) -> Outcome:
         """Keep what was reached: who serves, and whether a plain run may change it again."""
-        if self.job.hold:
-            self.state.set_hold("rollback", self.job.reason)
-        elif self.job.target == self.description.wanted:
-            self.state.hold = None
+        self._settle_hold()
         if self.job.target == NONE:
             self.state.serving = None
             self.job.message = "both machines are empty: no model server runs, as asked"
         else:
-            self.job.message = f"{self.job.target} serves, verified by a completion"
+            message = f"{self.job.target} serves, verified by a completion"
+            self.job.message = self._with_notes(message)
         self.state.suspects.clear()
         self.world.save(self.state)
         return Outcome.OK
@@ -320,17 +360,19 @@ class Work(Bench):
         self.say(f"bringing {side} back")
         try:
             self._bring_back(side)
-        except (SparkPairError, OSError) as error:
+        except Exception as error:  # whatever it was, the next candidate may still come back
             self.say(f"{side} did not come back: {error}")
             self.job.message = f"{self.job.cause}; {side.server} did not come back: {error}"
-            return Outcome.AGAIN if self.job.attempts < len(sides) else Outcome.FAILED
+            more = self.job.attempts < len(sides) and not isinstance(error, AwayError)
+            return Outcome.AGAIN if more else Outcome.FAILED
         self.state.set_hold("recovery", self.job.cause)
         self.world.save(self.state)
-        self.job.message = f"{self.job.cause}. {side.server} serves, verified by a completion"
+        message = f"{self.job.cause}. {side.server} serves, verified by a completion"
+        self.job.message = self._with_notes(message)
         return Outcome.OK
 
     def _bring_back(self, side: Side) -> None:
-        server = self.description.server(side.server)
+        server = self.form(side)
         self.hands.wait_for_both()
         self.hands.stop_keepers()
         gentle = not server.ranks
@@ -339,14 +381,29 @@ class Work(Bench):
         try:
             self.hands.start_server(side, abortable=False)
             self.hands.verify_server(server, strict=False)
-        except StepError:
+        except StepError as error:
             if not gentle:
                 raise
             # Half of it may have been running and wedged: once more from nothing.
+            self.say(f"{error}; stopping all of {server.name}, then once more")
             self.hands.stop_everything()
             self.hands.start_server(side, abortable=False)
             self.hands.verify_server(server, strict=False)
         self.hands.start_keepers(server)
+
+    def wait_for_fallback(self, server: Server) -> bool:
+        """After a boot, with nothing else there: let it come up by itself; nothing is stopped."""
+        side = self.side(server)
+        try:
+            self.hands.wait_for_both()
+            self.hands.start_server(side, abortable=False)
+            self.hands.verify_server(self.form(side), strict=False)
+        except SparkPairError as error:
+            self._because(f"{server.name} does not serve after the boot: {error}")
+            return False
+        self.hands.start_keepers(server)
+        self.world.save(self.state)
+        return True
 
     def clean(self) -> Outcome:
         """Nobody could be brought back: leave both machines empty, and say what is left to do."""
@@ -354,12 +411,12 @@ class Work(Bench):
         try:
             self.hands.stop_everything()
         except (SparkPairError, OSError) as error:
-            failed = f" ({error})"
+            failed = f" Not all is stopped: {error}."
         self.state.serving = None
         self.state.set_hold("recovery", self.job.cause)
         self.world.save(self.state)
         self.job.message = (
-            f"NO MODEL SERVER RUNS. {self.job.message}{failed}. When the cause is mended, run "
+            f"NO MODEL SERVER ANSWERS. {self.job.message}.{failed} When the cause is mended, run "
             f"'spark-pair resume' on {self.name('head')}"
         )
         return Outcome.OK if not failed else Outcome.FAILED

@@ -33,6 +33,9 @@ class World(Protocol):
     def current(self, server: Server) -> str | None:
         """Hash of the generation that the server's link points to."""
 
+    def form(self, server: Server, generation: Generation | None) -> Server:
+        """The server with the port, name and context that `generation` serves it with."""
+
     def flip(self, generation: Generation) -> None:
         """Point the server's link at `generation`, atomically."""
 
@@ -54,6 +57,9 @@ class World(Protocol):
     def save(self, state: PairState) -> None:
         """Keep the state; before the point of no return an OSError is raised."""
 
+    def key_problem(self, server: Server) -> str | None:
+        """Why the server's API key cannot be used, or None."""
+
     def restarts(self, server: str, window: float) -> int:
         """How often the server was restarted (dead or partial) within `window` seconds."""
 
@@ -67,6 +73,10 @@ class AbortedError(Exception):
 
 class StepError(SparkPairError):
     """A step did not reach its goal; the message is the reason in the end."""
+
+
+class AwayError(StepError):
+    """A machine stayed away; no other candidate could be brought back either."""
 
 
 @dataclass(frozen=True)
@@ -115,3 +125,5 @@ class Job:
     """Why the target failed; kept while the recovery writes its own messages."""
     changed: bool = False
     restart: bool = False
+    notes: list[str] = field(default_factory=list)
+    """What did not go as it should without putting the server in doubt; told at the end."""

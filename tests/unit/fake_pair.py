@@ -18,7 +18,7 @@ from spark_pair.description import (
     Server,
     parse,
 )
-from spark_pair.errors import Exit, UnreachableError
+from spark_pair.errors import Exit, NodeError, UnreachableError
 from spark_pair.journal import Event
 from spark_pair.metrics import Load
 from spark_pair.probe import ProbeResult
@@ -170,7 +170,17 @@ class FakePair:
         for keeper in ("watchdog.timer", "metrics.timer"):
             self.units["worker", keeper] = "inactive"
         self.overlaps: list[str] = []
+        self.switches = 0
+        self.starts_are_noops = False
+        self.forms: dict[str, Callable[[Server], Server]] = {}
+        self.systemd_silent: set[Role] = set()
+        self.keepers_fail: set[str] = set()
         self.loading: tuple[Server, float] | None = None
+
+    @property
+    def switch_id(self) -> str:
+        """Id of the switch that runs; the first one of a test is s1."""
+        return f"s{max(1, self.switches)}"
 
     # -- physics --
 
@@ -263,6 +273,13 @@ class FakePair:
     def current(self, server: Server) -> str | None:
         return self.links.get(server.name)
 
+    def form(self, server: Server, generation: Generation | None) -> Server:
+        made = self.forms.get(generation.hash) if generation else None
+        return made(server) if made else server
+
+    def key_problem(self, server: Server) -> str | None:
+        return None
+
     def flip(self, generation: Generation) -> None:
         self.act(f"flip {generation.hash}")
         self.links[generation.current.rpartition("/")[2]] = generation.hash
@@ -277,7 +294,7 @@ class FakePair:
         if self.kill_at_event == len(self.events):
             self.kill_at_event = None
             raise Killed
-        self.events.append({"time": self.clock, "id": "s1", **event})
+        self.events.append({"time": self.clock, "id": self.switch_id, **event})
 
     def reserve(self) -> None:
         if self.disk_full_from is not None:
@@ -335,7 +352,7 @@ class FakeNode:
             "role": self.role,
             "boot": pair.boots[self.role],
             "memory": {"total_gib": pair.total_gib, "available_gib": pair.available()},
-            "units": units,
+            "units": None if self.role in pair.systemd_silent else units,
             "containers": {
                 name: {"state": "running", "image": "", "id": f"{name}-{self.role}"}
                 for name in pair.containers[self.role]
@@ -384,6 +401,10 @@ class FakeNode:
         self._here()
         pair = self.pair
         pair.act(f"start {unit}")
+        if pair.starts_are_noops:
+            return
+        if unit in pair.keepers_fail:
+            raise NodeError(f"{unit} could not be started on {self.role}: masked")
         for server in pair.description.servers.values():
             names = [known.unit for known in server.units]
             if unit not in names:
@@ -426,7 +447,8 @@ def switch(
     state: PairState | None = None,
 ) -> tuple[Exit, Job]:
     """Run a whole switch on the fake pair, from observe to its end."""
-    job = Job("s1", target, "a test", "a test", drain=drain, hold=hold)
+    pair.switches += 1
+    job = Job(pair.switch_id, target, "a test", "a test", drain=drain, hold=hold)
     pair.record({"event": "begin", "target": target, "drain": drain, "hold": hold})
     work = Work(pair, job, state or pair.saved, lambda text: pair.record(
         {"event": "note", "text": text}))  # fmt: skip

@@ -114,10 +114,17 @@ class TestSwitch:
 
     def test_a_hold_is_respected_when_asked_to(self, host: Host, capsys: Capture) -> None:
         host.state.set_hold("rollback", "it was slow")
+        host.state.serving = {"server": "hikari"}
         assert cli.main(["switch", "deepseek", "--respect-hold", "--no-follow", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["state"], answer["exit"], answer["changed"]) == ("done", 0, False)
         assert "held since a rollback: it was slow" in answer["message"]
+        assert host.submitted == []
+
+    def test_a_hold_while_nobody_serves_is_no_success(self, host: Host, capsys: Capture) -> None:
+        host.state.set_hold("recovery", "both failed")
+        assert cli.main(["switch", "deepseek", "--respect-hold", "--no-follow", "--json"]) == 30
+        assert "NO MODEL SERVER ANSWERS" in json.loads(capsys.readouterr().out)["message"]
         assert host.submitted == []
 
     def test_and_otherwise_not(self, host: Host) -> None:

@@ -122,10 +122,17 @@ class TestProgress:
 
     def test_a_stuck_switch_that_is_resumed_runs_again(self, path: Path) -> None:
         write(path, *STORY, STUCK, event("note", text="resuming"))
-        told = progress(path, "s1", 5, running=True)
+        told = progress(path, "s1", len(STORY), running=True)
         assert told["state"] == "running"
         assert told["exit"] is None
-        assert progress(path, "s1", 5, running=False)["state"] == "done"
+        assert progress(path, "s1", len(STORY), running=False)["state"] == "done"
+
+    def test_an_end_that_was_told_before_is_not_told_again(self, path: Path) -> None:
+        write(path, *STORY, STUCK)
+        after = len(STORY) + 1
+        assert progress(path, "s1", after, running=True)["state"] == "running"
+        write(path, *STORY, STUCK, END)
+        assert progress(path, "s1", after, running=False)["exit"] == END["exit"]
 
     def test_each_line_is_told_once(self, path: Path) -> None:
         told: list[str] = []

@@ -225,20 +225,6 @@ class TestContext:
         assert hostview.ready_context("ds", silent) is None
 
 
-class TestGeneration:
-    def test_of_a_link(self, tmp_path: Path) -> None:
-        (tmp_path / "generations/abc").mkdir(parents=True)
-        (tmp_path / "link").symlink_to(tmp_path / "generations/abc")
-        assert hostview.current_generation(tmp_path / "link") == "abc"
-
-    def test_of_a_link_to_nothing(self, tmp_path: Path) -> None:
-        (tmp_path / "link").symlink_to(tmp_path / "generations/gone")
-        assert hostview.current_generation(tmp_path / "link") == "gone"
-
-    def test_of_no_link(self, tmp_path: Path) -> None:
-        assert hostview.current_generation(tmp_path / "link") is None
-
-
 def at_port(port: int, current: Path) -> PairDescription:
     def change(data: dict[str, Any]) -> None:
         data["servers"]["deepseek"]["api"]["port"] = port

@@ -15,7 +15,7 @@ from fake_pair import NEW, OLD, FakePair, describe, switch
 from spark_pair import jsonfile, paths
 from spark_pair import state as states
 from spark_pair.description import Command, Generation
-from spark_pair.errors import BusyError, Exit
+from spark_pair.errors import BusyError, Exit, NodeError
 from spark_pair.journal import Event, Journal, Record, read
 from spark_pair.probe import ProbeResult
 from spark_pair.state import PairState
@@ -55,15 +55,22 @@ def _own_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def systemctl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What systemd was told; it says yes to everything."""
+    """What systemd was told; it says yes to everything, and a started unit takes its request."""
     calls: list[str] = []
 
     def run(argv: Sequence[str], *, timeout: float) -> Result:
         calls.append(" ".join(argv))
+        if "start" in argv and paths.REQUEST.exists():
+            paths.REQUEST.rename(taken())
         return Result(0, "", "")
 
     monkeypatch.setattr(switching, "run", run)
     return calls
+
+
+def taken() -> Path:
+    """Where the unit puts the request that it took."""
+    return paths.REQUEST.with_name("taken.json")
 
 
 def request(target: str = "deepseek") -> dict[str, Any]:
@@ -130,8 +137,8 @@ class TestRequest:
     def test_is_left_for_the_unit_which_is_started(self, systemctl: list[str]) -> None:
         made = request()
         submit(made)
-        assert jsonfile.read(paths.REQUEST) == made
-        assert paths.REQUEST.stat().st_mode & 0o777 == 0o600
+        assert jsonfile.read(taken()) == made
+        assert taken().stat().st_mode & 0o777 == 0o600
         assert systemctl == [
             "systemctl reset-failed spark-pair-switch.service",
             "systemctl start --no-block spark-pair-switch.service",
@@ -151,24 +158,48 @@ class TestRequest:
 
     def test_while_another_one_is_waiting(self, systemctl: list[str]) -> None:
         first = request("hikari")
-        submit(first)
+        jsonfile.write(paths.REQUEST, first)
         with pytest.raises(BusyError, match=r"another switch \(to hikari\) was asked for just now"):
             submit(request())
         assert jsonfile.read(paths.REQUEST) == first
 
     def test_one_that_nobody_took_is_replaced(self, systemctl: list[str]) -> None:
-        submit(request("hikari"))
+        jsonfile.write(paths.REQUEST, request("hikari"))
         os.utime(paths.REQUEST, (1, 1))
         submit(request())
-        left = jsonfile.read(paths.REQUEST)
+        left = jsonfile.read(taken())
         assert left is not None
         assert left["target"] == "deepseek"
 
-    def test_a_unit_that_cannot_be_started_leaves_no_request(
+    def test_a_unit_that_is_just_ending_is_started_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(switching, "run", lambda *_, **__: Result(1, "", "Unit not found"))
-        with pytest.raises(BusyError, match=r"could not be started: Unit not found"):
+        starts: list[float] = []
+
+        def run(argv: Sequence[str], *, timeout: float) -> Result:
+            if "start" in argv:
+                starts.append(time.monotonic())
+                if len(starts) == 2:
+                    paths.REQUEST.unlink()
+            return Result(0, "", "")
+
+        monkeypatch.setattr(switching, "run", run)
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        submit(request())
+        assert len(starts) == 2
+
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [(Result(1, "", "Unit not found"), "Unit not found"),
+         (Result(0, "", ""), "did not take the request")],
+    )  # fmt: skip
+    def test_a_unit_that_cannot_be_started_leaves_no_request(
+        self, monkeypatch: pytest.MonkeyPatch, answer: Result, words: str
+    ) -> None:
+        monkeypatch.setattr(switching, "run", lambda *_, **__: answer)
+        monkeypatch.setattr(switching, "_TAKEN_WITHIN", 0.05)
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        with pytest.raises(NodeError, match=f"could not be started: .*{words}"):
             submit(request())
         assert not paths.REQUEST.exists()
 
@@ -415,14 +446,35 @@ class TestAfterBoot:
     def test_a_server_serves_anyway(self, pair: FakePair) -> None:
         said: list[str] = []
         assert after_boot(pair.description, self.REQUEST, said.append) is Exit.DONE
-        assert said[-1] == "hikari serves; nothing to do after the boot"
+        assert said[-1] == "hikari is serving; nothing to do after the boot"
         assert told() == []
         assert pair.actions == []
 
     def test_the_fallback_is_brought_up(self, pair: FakePair) -> None:
         pair.units.update(dict.fromkeys(pair.units, "inactive"))
-        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.DONE
         assert pair.generates() == ["hikari"]
+
+    def test_one_that_is_loading_is_waited_for_and_not_touched(self, pair: FakePair) -> None:
+        pair.units["worker", "hikari-head.service"] = "activating"
+        ready = pair.clock + 30
+
+        def load(world: FakePair) -> None:
+            if world.clock >= ready:
+                world.units["worker", "hikari-head.service"] = "active"
+
+        pair.on_sleep = load
+        pair.starts_are_noops = True
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.DONE
+        assert not [action for action in pair.actions if action.startswith("stop")]
+
+    @pytest.mark.parametrize("kind", ["mismatch", "overloaded"])
+    def test_one_that_works_otherwise_than_described_is_left_alone(
+        self, pair: FakePair, kind: Any
+    ) -> None:
+        pair.servers["hikari"].probe = lambda _: ProbeResult(kind, "HTTP 401: no key")
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.DONE
+        assert pair.actions == []
 
     def test_a_fallback_that_does_not_generate_is_started_anew(self, pair: FakePair) -> None:
         def broken_until_stopped(_: int) -> ProbeResult:

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 FULL = PairState(
     hold={"since": 1.0, "by": "rollback", "reason": "slow"},
-    keepers={"hikari": [{"host": "worker", "unit": "watchdog.timer"}], "deepseek": []},
+    keepers={"hikari": {"switch": "s1", "units": [{"host": "worker", "unit": "watchdog.timer"}]}},
     serving={"server": "hikari", "generation": None, "since": 2.0},
     suspects={"deepseek": {"since": 3.0, "failures": 1}},
 )
@@ -73,14 +73,15 @@ def test_parts_of_another_kind_are_left_out(path: Path) -> None:
     data = {
         "schema": 1,
         "hold": "yes",
-        "keepers": {"hikari": [{"unit": "x"}, 3], "deepseek": None},
+        "keepers": {"hikari": {"units": [{"unit": "x"}, 3]}, "deepseek": None, "x": {"units": 1}},
         "serving": [],
         "suspects": {"deepseek": 5, "hikari": {"failures": 1}},
         "future": 1,
     }
     jsonfile.write(path, data)
     assert load(path) == PairState(
-        keepers={"hikari": [{"unit": "x"}]}, suspects={"hikari": {"failures": 1}}
+        keepers={"hikari": {"switch": None, "units": [{"unit": "x"}]}},
+        suspects={"hikari": {"failures": 1}},
     )
 
 
@@ -121,5 +122,5 @@ def test_no_content_makes_a_state_of_another_shape(data: dict[str, Any]) -> None
         state = load(path)
     assert state.hold is None or isinstance(state.hold, dict)
     assert state.serving is None or isinstance(state.serving, dict)
-    assert all(isinstance(row, dict) for rows in state.keepers.values() for row in rows)
+    assert all(isinstance(row, dict) for known in state.keepers.values() for row in known["units"])
     assert all(isinstance(row, dict) for row in state.suspects.values())

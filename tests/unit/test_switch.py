@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from fake_pair import NEW, OLD, FakePair, Killed, describe, phases, switch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_pair.description import Context
 from spark_pair.errors import Exit
 from spark_pair.journal import Record
 from spark_pair.metrics import Load
@@ -72,7 +74,7 @@ class TestCutOver:
 
     def test_remembers_keepers_for_the_way_back(self, pair: FakePair) -> None:
         switch(pair)
-        assert [row["unit"] for row in pair.saved.keepers["hikari"]] == [
+        assert [row["unit"] for row in pair.saved.keepers["hikari"]["units"]] == [
             "watchdog.timer",
             "metrics.timer",
         ]
@@ -374,7 +376,7 @@ class TestRecover:
         pair.servers["hikari"].starts = False
         code, job = switch(pair)
         assert code is Exit.NOBODY
-        assert job.message.startswith("NO MODEL SERVER RUNS")
+        assert job.message.startswith("NO MODEL SERVER ANSWERS")
         assert "spark-pair resume" in job.message
         assert pair.answers() == []
         assert pair.events[-1]["event"] == "stuck"
@@ -386,6 +388,156 @@ class TestRecover:
         assert code is Exit.DONE
         assert "remove ds on worker" in pair.actions
         assert pair.overlaps == []
+
+
+class TestCare:
+    """What a switch must not break: servers it did not need to touch, and records it needs."""
+
+    def test_a_keeper_that_does_not_come_back_spares_the_recovered_server(
+        self, pair: FakePair
+    ) -> None:
+        pair.servers["deepseek"].starts = False
+        pair.keepers_fail = {"metrics.timer"}
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert "metrics.timer was not brought back" in job.message
+        assert pair.units["worker", "watchdog.timer"] == "active"
+
+    def test_and_the_next_run_tries_again(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.keepers_fail = {"watchdog.timer"}
+        code, job = switch(pair, "hikari", drain="stop", hold=True)
+        assert code is Exit.DONE
+        assert "watchdog.timer was not brought back" in job.message
+        pair.keepers_fail = set()
+        code, job = switch(pair, "hikari", drain="stop", hold=True)
+        assert job.changed
+        assert pair.units["worker", "watchdog.timer"] == "active"
+        code, job = switch(pair, "hikari", drain="stop", hold=True)
+        assert not job.changed
+
+    def test_a_foreign_listener_on_another_servers_port_stops_nothing(self, pair: FakePair) -> None:
+        pair.squatted = {8888}
+        code, _ = switch(pair, "none")
+        assert code is Exit.DONE
+        assert pair.answers() == []
+
+    def test_the_former_generation_is_brought_back_by_its_own_values(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.links["deepseek"] = OLD
+        pair.forms[OLD] = lambda server: replace(server, context=Context(131072))
+
+        def shrink(world: FakePair) -> None:
+            old = world.links["deepseek"] == OLD
+            world.servers["deepseek"].context = 131072 if old else None
+
+        pair.on_sleep = shrink
+        code, _ = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.links["deepseek"] == OLD
+        assert pair.generates() == ["deepseek"]
+
+    def test_silent_systemd_is_not_an_inactive_keeper(self, pair: FakePair) -> None:
+        def silence(world: FakePair) -> None:
+            world.systemd_silent = {"worker"} if "keepers" in phases(world) else set()
+
+        pair.on_sleep = silence
+        real = pair.record
+
+        def record(event: Any) -> None:
+            real(event)
+            silence(pair)
+
+        pair.record = record  # type: ignore[method-assign]
+        code, _ = switch(pair)
+        assert code is not Exit.DONE
+        assert "systemd on b did not say" in str(pair.events)
+        assert "stop hikari-head.service" not in pair.actions
+
+    def test_keepers_stopped_by_hand_are_not_started_from_an_older_record(
+        self, pair: FakePair
+    ) -> None:
+        switch(pair)
+        switch(pair, "hikari", drain="stop")
+        pair.units["worker", "watchdog.timer"] = "inactive"
+        pair.units["worker", "metrics.timer"] = "inactive"
+        switch(pair)
+        switch(pair, "hikari", drain="stop")
+        assert pair.units["worker", "watchdog.timer"] == "inactive"
+
+    def test_a_rollback_to_what_serves_sets_the_hold(self, pair: FakePair) -> None:
+        code, job = switch(pair, "hikari", drain="stop", hold=True)
+        assert code is Exit.DONE
+        assert not job.changed
+        assert pair.saved.hold is not None
+
+    def test_a_cut_over_to_what_serves_clears_the_hold(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.saved.set_hold("recovery", "earlier")
+        switch(pair)
+        assert pair.saved.hold is None
+
+    def test_a_bug_in_a_phase_does_not_leave_the_pair_empty(self, pair: FakePair) -> None:
+        def explode(_: Any) -> None:
+            raise KeyError("surprise")
+
+        pair.flip = explode  # type: ignore[method-assign,assignment]
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "internal error in start: KeyError" in job.message
+        assert pair.generates() == ["hikari"]
+
+    def test_a_new_server_under_load_is_kept(self, pair: FakePair) -> None:
+        counter = iter(range(100))
+
+        def busy(_: int) -> ProbeResult:
+            pair.servers["deepseek"].load = Load(8, 3, (float(next(counter)) + 1,))
+            return ProbeResult("timeout", "no answer", load=pair.servers["deepseek"].load)
+
+        pair.servers["deepseek"].probe = busy
+        code, _ = switch(pair)
+        assert code is Exit.DONE
+        assert pair.answers() == ["deepseek"]
+
+    def test_one_that_is_only_described_wrongly_is_still_brought_back(self, pair: FakePair) -> None:
+        pair.servers["deepseek"].starts = False
+        answers = iter([ProbeResult("ok", "", 0.1, "hello")])
+        pair.servers["hikari"].probe = lambda _: next(
+            answers, ProbeResult("mismatch", "the reply came from model 'Qwen2'")
+        )
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.answers() == ["hikari"]
+        assert "not as it is described" in job.message
+
+    def test_a_server_that_starts_for_ever_can_be_left(self, pair: FakePair) -> None:
+        pair.units["worker", "hikari-head.service"] = "activating"
+        assert switch(pair)[0] is Exit.REFUSED
+        pair.sleep(120)
+        code, _ = switch(pair)
+        assert code is Exit.DONE
+        assert pair.generates() == ["deepseek"]
+
+    def test_a_request_at_the_last_moment_backs_out(self, pair: FakePair) -> None:
+        real = pair.nodes["worker"].stop_unit
+
+        def ask_again(unit: str, timeout: float) -> None:
+            real(unit, timeout)
+            pair.servers["hikari"].load = Load(1, 0, (0.0,))
+
+        pair.nodes["worker"].stop_unit = ask_again
+        code, job = switch(pair)
+        assert code is Exit.GAVE_UP
+        assert "asked again at the last moment (1 running" in job.message
+        assert pair.units["worker", "watchdog.timer"] == "active"
+
+    def test_an_interrupted_stop_of_everything_goes_on(self, pair: FakePair) -> None:
+        pair.kill_at_action = 3
+        with pytest.raises(Killed):
+            switch(pair, "none")
+        assert resumed(pair) is Exit.DONE
+        assert pair.answers() == []
 
 
 class TestAbort:

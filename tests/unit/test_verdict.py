@@ -205,22 +205,22 @@ class TestWeigh:
 
     def test_any_one_counter_is_enough(self) -> None:
         made = evidence(0, before=Load(1, 0, (5.0, 7.0)), last=late(Load(1, 0, (5.0, 8.0))))
-        assert made.moved
+        assert made.progressed
 
     def test_a_move_is_not_forgotten(self) -> None:
         moving, still = late(Load(1, 0, (6.0,))), late(Load(1, 0, (5.0,)))
         made = start_evidence(0, Load(1, 0, (5.0,)), 0, moving)
-        assert add_evidence(made, 10, still).moved
+        assert add_evidence(made, 10, still).progressed
 
     def test_counters_that_fell_back_did_not_move(self) -> None:
-        assert not evidence(0, before=Load(1, 0, (5.0,)), last=late(Load(0, 0, (0.0,)))).moved
+        assert not evidence(0, before=Load(1, 0, (5.0,)), last=late(Load(0, 0, (0.0,)))).progressed
 
     @pytest.mark.parametrize(
         ("before", "after"),
         [(Load(), Load(1, 0, (6.0,))), (Load(1, 0, (5.0,)), Load()), (Load(), Load())],
     )
     def test_unknown_counters_did_not_move(self, before: Load, after: Load) -> None:
-        assert not evidence(0, before=before, last=late(after)).moved
+        assert not evidence(0, before=before, last=late(after)).progressed
 
     def test_a_lonely_probe_needs_the_plain_limit(self) -> None:
         before = Load(0, 0, (5.0,))
