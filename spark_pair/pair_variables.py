@@ -17,6 +17,9 @@ from . import description, engine_settings, paths
 from .description import NONE, Role
 from .errors import DescriptionError
 
+_SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings")
+"""Variables whose value no message shows."""
+
 HostVariables = Mapping[str, Mapping[str, Any]]
 
 INVENTORY_NAMES = ("pair_role", "pair_peer", "spark_user", "spark_home", "cx7_network_rails")
@@ -73,6 +76,12 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
     _agree(head, worker, variables)
     made = {engine.name: engine for engine in engines_of(head, variables)}
     keys = _mapping(head, variables, f"{_SERVER}api_keys")
+    for name, key in keys.items():
+        if not isinstance(key, str) or not key.strip() or "\n" in key:
+            raise DescriptionError(
+                f"{_SERVER}api_keys.{name} must be one line of text (host {head}; its value is not "
+                "shown): set it, or remove the entry"
+            )
     catalog = _catalog(head, variables)
     for name in (*made, *keys):
         if name not in catalog:
@@ -328,7 +337,8 @@ def _mapping(host: str, variables: HostVariables, name: str) -> Mapping[str, Any
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise DescriptionError(f"{name} must be a mapping, not {_shown(value)} (host {host})")
+        shown = "what it is now" if name in _SECRET else _shown(value)
+        raise DescriptionError(f"{name} must be a mapping, not {shown} (host {host})")
     return value
 
 

@@ -154,6 +154,15 @@ def test_a_wrong_inventory_is_refused_naming_the_host(
     assert said in refused(changed(host, **values))
 
 
+@pytest.mark.parametrize(
+    "keys", [{"deepseek": ""}, {"deepseek": 5}, {"deepseek": "a\nb"}, "sk-123"]
+)
+def test_an_unusable_key_is_refused_without_being_shown(keys: Any) -> None:
+    said = refused(hostvars(model_server_api_keys=keys))
+    assert "model_server_api_keys" in said
+    assert "sk-123" not in said
+
+
 def test_numbers_of_the_command_line_are_text() -> None:
     made = pair_variables.description_of("spark-a", hostvars(model_server_quiet_period="2.5"))
     assert made["policy"]["quiet_period"] == 2.5
