@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .. import verdict as verdicts
 from ..description import Role, Server
 from ..hostview import View
 from ..metrics import Load, load_from_dict
+from ..probe import ProbeResult
 from ..verdict import State, Verdict
 from .bench import Bench
 
@@ -43,7 +45,7 @@ class Look:
         """Ask a server that is up until it is proven serving, busy or dead; bounded by patience."""
         node = self.bench.world.nodes[server.api.host]
         before = node.load(server)
-        first = node.probe(server)
+        first = self._probe(server)
         if first.ok:
             self.bench.state.suspects.pop(server.name, None)
             return Verdict(State.SERVING, "")
@@ -56,7 +58,7 @@ class Look:
                 max(self.bench.policy.sample_interval, self.bench.policy.dead_after / 4),
                 abortable=abortable,
             )
-            result = node.probe(server)
+            result = self._probe(server)
             if result.ok:
                 self.bench.state.suspects.pop(server.name, None)
                 return Verdict(State.SERVING, "")
@@ -70,6 +72,12 @@ class Look:
             }
         self.bench.world.save(self.bench.state)
         return found
+
+    def _probe(self, server: Server) -> ProbeResult:
+        """Ask once; an answer that came too fast for a sample gets its load right afterwards."""
+        node = self.bench.world.nodes[server.api.host]
+        result = node.probe(server)
+        return result if result.ok or result.load.known else replace(result, load=node.load(server))
 
     def _suspected(self, server: Server, load: Load, incarnation: list[str]) -> tuple[float, int]:
         """Since when nothing was finished and how many probes failed, over earlier runs too.

@@ -317,6 +317,17 @@ class TestLook:
         pair.servers["deepseek"].probe = lambda _: ProbeResult("http", "HTTP 500")
         assert self.look(pair, PairState()).state is State.DEAD
 
+    def test_fast_failures_beside_work_that_is_finished_are_busy(self, pair: FakePair) -> None:
+        answers = iter(range(10))
+
+        def fail(_: int) -> ProbeResult:
+            pair.servers["deepseek"].load = Load(3, 0, (float(next(answers)) + 10,))
+            return ProbeResult("http", "HTTP 500")
+
+        pair.servers["deepseek"].load = Load(3, 0, (5.0,))
+        pair.servers["deepseek"].probe = fail
+        assert self.look(pair, PairState()).state is State.BUSY
+
     def test_a_queue_is_remembered_and_dead_in_the_end(self, pair: FakePair) -> None:
         pair.servers["deepseek"].probe = lambda _: QUEUED
         state = PairState()
