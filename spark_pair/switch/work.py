@@ -288,6 +288,7 @@ class Work(Bench):
         self.check_abort()
         self.job.changed = True
         self.world.past_the_point()
+        self.state.serving = None
         self.hands.stop_everything()
         return Outcome.OK
 
@@ -349,6 +350,7 @@ class Work(Bench):
         """Bring the next candidate back; every step proven on both machines."""
         self.world.past_the_point()
         self.job.changed = True
+        self.state.serving = None
         sides = self.candidates()
         attempt = self.job.attempts
         self.job.attempts += 1

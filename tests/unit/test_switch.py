@@ -511,6 +511,15 @@ class TestCare:
         assert pair.answers() == ["hikari"]
         assert "not as it is described" in job.message
 
+    def test_since_when_it_serves_begins_anew_when_it_was_brought_back(
+        self, pair: FakePair
+    ) -> None:
+        pair.saved.serving = {"server": "hikari", "generation": None, "since": 1.0}
+        pair.servers["deepseek"].starts = False
+        switch(pair)
+        assert pair.saved.serving is not None
+        assert pair.saved.serving["since"] > 1.0
+
     def test_a_server_that_starts_for_ever_can_be_left(self, pair: FakePair) -> None:
         pair.units["worker", "hikari-head.service"] = "activating"
         assert switch(pair)[0] is Exit.REFUSED
