@@ -60,7 +60,7 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py docs/make_variables.py
 	mypy --allow-subclassing-any action_plugins/*.py filter_plugins/*.py library/*.py
 	MYPYPATH=simulated_pair/standins/common:simulated_pair/standins/engine mypy simulated_pair/standins/*/*/*.py
-	MYPYPATH=molecule mypy molecule/stories molecule/conftest.py benchmarks/*.py
+	MYPYPATH=molecule mypy --cache-dir .mypy_cache/stories molecule/stories molecule/conftest.py benchmarks/*.py
 	yamllint --strict .
 	ANSIBLE_INVENTORY=inventory/simulated ansible-lint
 	git ls-files -z --cached --others --exclude-standard -- ':!*.j2' \

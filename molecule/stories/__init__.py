@@ -1,0 +1,1 @@
+"""What the molecule scenarios share: driving plays, and judging the simulated pair from outside."""

@@ -1,0 +1,52 @@
+"""Preparing the pair for stories that begin with a switch, once for as long as nothing changes."""
+
+import hashlib
+import subprocess
+
+from simulated_pair.naming import CHECKOUT
+
+from .machines import HOSTS, on, on_both
+from .plays import play
+
+# In memory, so that a machine that was booted or made anew is prepared again.
+_STAMP = "/run/prepared-for-stories"
+_PRODUCT = (
+    "action_plugins",
+    "filter_plugins",
+    "group_vars",
+    "inventory/simulated",
+    "library",
+    "playbooks",
+    "roles",
+    "site.yml",
+    "spark_pair",
+    "pyproject.toml",
+)
+
+
+def prepare() -> None:
+    """Have the tool and the services of this checkout on both machines."""
+    wanted = _content()
+    look = f"[ ! -e /etc/spark-pair/pair.json ] || cat {_STAMP} 2>/dev/null || true"
+    if set(on_both(look).values()) == {wanted}:
+        return
+    on_both(f"rm -f {_STAMP}")
+    play("runtime,tools,service").succeeded()
+    for host in HOSTS:
+        on(host, f"printf %s {wanted} >{_STAMP}")
+
+
+def forget() -> None:
+    """Have the next story prepare the pair again, because this one changed what was prepared."""
+    on_both(f"rm -f {_STAMP}")
+
+
+def _content() -> str:
+    """A hash over everything that decides what the plays write."""
+    digest = hashlib.sha256()
+    listed = subprocess.check_output(
+        ["find", "-L", *_PRODUCT, "-type", "f", "-not", "-name", "*.pyc"], cwd=CHECKOUT, text=True
+    )
+    for name in sorted(listed.splitlines()):
+        digest.update(name.encode() + b"\0" + (CHECKOUT / name).read_bytes())
+    return digest.hexdigest()
