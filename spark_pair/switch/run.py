@@ -345,7 +345,7 @@ def dry_run(
     description: PairDescription, target: str, drain: str, say: Callable[[str], None]
 ) -> tuple[Outcome, Job]:
     """Observe and check without writing anything; the outcome of the last phase, and the job."""
-    job = Job(new_id(), target, "dry run", "dry run", drain)
+    job = Job(new_id(), target, "dry run", "dry run", drain, dry=True)
     world = RealWorld(description, job.id, dry=True)
     work = Work(world, job, states.load(), say)
     outcome = work.run(Phase.OBSERVE)

@@ -125,7 +125,8 @@ class Work(Bench):
     def _nothing_to_do(self, server: Server) -> Outcome:
         """It serves already: what an earlier run could not finish is finished, the rest left."""
         self.job.message = f"{server.name} serves, verified by a completion; nothing to do"
-        if server.name in self.state.keepers and self.hands.start_keepers(server):
+        left = server.name in self.state.keepers
+        if left and not self.job.dry and self.hands.start_keepers(server):
             self.job.changed = True
         self._settle_hold()
         self.remember_serving(server)

@@ -125,5 +125,7 @@ class Job:
     """Why the target failed; kept while the recovery writes its own messages."""
     changed: bool = False
     restart: bool = False
+    dry: bool = False
+    """Only look: what would be done is not done."""
     notes: list[str] = field(default_factory=list)
     """What did not go as it should without putting the server in doubt; told at the end."""

@@ -511,6 +511,16 @@ class TestAfterBoot:
 
 
 class TestDryRun:
+    def test_keepers_that_are_still_away_stay_away(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record = {"switch": "s0", "units": [{"host": "worker", "unit": "watchdog.timer"}]}
+        pair.units["worker", "watchdog.timer"] = "inactive"
+        monkeypatch.setattr(states, "load", lambda: PairState(keepers={"hikari": record}))
+        outcome, _ = dry_run(pair.description, "hikari", "keep", lambda _: None)
+        assert outcome is Outcome.NOTHING
+        assert pair.actions == []
+
     def test_nothing_is_written_or_changed(self, pair: FakePair) -> None:
         outcome, job = dry_run(pair.description, "deepseek", "keep", lambda _: None)
         assert outcome is Outcome.OK
