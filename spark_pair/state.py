@@ -25,7 +25,8 @@ class PairState:
     """{"since": epoch s, "by": "rollback"|"recovery", "reason": text}: a plain run leaves it be."""
     keepers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per server, while its keepers are stopped: {"switch": id of the switch that stopped them,
-    "units": [{"host", "unit"}] found active}. Gone once they are back."""
+    "units": [{"host", "unit"}] found active, "owed": True when bringing one back failed}. Gone once
+    they are back."""
     serving: dict[str, Any] | None = None
     """{"server", "generation", "since", "verified_at", "verified_by"} of the last commit."""
     suspects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,6 +51,7 @@ def load(path: Path = STATE) -> PairState:
             str(name): {
                 "switch": record.get("switch"),
                 "units": [row for row in record["units"] if isinstance(row, dict)],
+                **({"owed": True} if record.get("owed") else {}),
             }
             for name, record in _mapping(data.get("keepers")).items()
             if isinstance(record, dict) and isinstance(record.get("units"), list)

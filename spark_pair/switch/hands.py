@@ -43,8 +43,8 @@ class Hands:
                     node.stop_unit(keeper.unit, server.unit_stop_timeout)
 
     def _record_keepers(self, server: Server, views: Mapping[Role, View]) -> None:
-        """Remember the active ones. What this switch, or the stop of a server that is down, has
-        recorded before is added to, never replaced: those are stopped already."""
+        """Remember the active ones. What this switch, the stop of a server that is down, or a
+        restore that failed has recorded is added to, never replaced: those are stopped already."""
         active = [
             {"host": keeper.host, "unit": keeper.unit}
             for keeper in server.keepers
@@ -53,7 +53,10 @@ class Hands:
         known = self.bench.state.keepers.get(server.name)
         found = self.bench.job.verdicts.get(server.name)
         if known and (
-            known["switch"] == self.bench.job.id or found is None or found.state is State.DOWN
+            known["switch"] == self.bench.job.id
+            or known.get("owed")
+            or found is None
+            or found.state is State.DOWN
         ):
             active = known["units"] + [row for row in active if row not in known["units"]]
         elif known is None and not active and (found is None or found.state is State.DOWN):
@@ -82,6 +85,8 @@ class Hands:
                 self.bench.note(f"{keeper.unit} was not brought back: {error}")
         if not failed:
             self.bench.state.keepers.pop(server.name, None)
+        elif server.name in self.bench.state.keepers:
+            self.bench.state.keepers[server.name]["owed"] = True
         return started
 
     def _keepers_to_restore(self, server: Server, views: Mapping[Role, View]) -> list[Keeper]:

@@ -417,6 +417,15 @@ class TestCare:
         code, job = switch(pair, "hikari", drain="stop", hold=True)
         assert not job.changed
 
+    def test_one_that_is_still_owed_survives_the_next_round(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.keepers_fail = {"watchdog.timer"}
+        switch(pair, "hikari", drain="stop")
+        pair.keepers_fail = set()
+        switch(pair)
+        switch(pair, "hikari", drain="stop")
+        assert pair.units["worker", "watchdog.timer"] == "active"
+
     def test_a_foreign_listener_on_another_servers_port_stops_nothing(self, pair: FakePair) -> None:
         pair.squatted = {8888}
         code, _ = switch(pair, "none")
