@@ -29,13 +29,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "molecule")]
 
-from stories import machines, servers, tool  # noqa: E402 - needs the path above
+from stories import machines, preparation, servers, tool  # noqa: E402 - needs the path above
 
 POLL_SECONDS = 0.05
+# systemd's message ids for "Stopping …" and "Stopped …".
+_STOPPING, _STOPPED = "de5b426a63be47a7b6ac3eaac82e2f6f", "9d1aaa27d60140bd96365438aad20286"
 ENGINE_UNIT = (machines.HEAD, "dsv41-tensorfold.service")
 _TIMES = (
-    "ActiveExitTimestampMonotonic",
-    "InactiveEnterTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
     "ExecMainStartTimestampMonotonic",
     "ExecMainExitTimestampMonotonic",
@@ -119,12 +119,23 @@ def _times(host: str, unit: str) -> dict[str, float]:
     return {name: int(shown[name] or 0) / 1e6 for name in _TIMES}
 
 
+def _log(host: str, unit: str) -> list[dict[str, Any]]:
+    """What the unit and systemd said about it, oldest first."""
+    text = machines.on(host, f"journalctl --unit {unit} --output json")
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def _stopping(units: Sequence[tuple[str, str]]) -> float:
-    """How long the units took to stop, one after the other."""
+    """How long the units took to stop, one after the other.
+
+    From systemd's own messages: it forgets the times of a stopped unit that nothing refers to.
+    """
     total = 0.0
     for host, unit in units:
-        times = _times(host, unit)
-        total += times["InactiveEnterTimestampMonotonic"] - times["ActiveExitTimestampMonotonic"]
+        times = {
+            row.get("MESSAGE_ID"): int(row["__MONOTONIC_TIMESTAMP"]) for row in _log(host, unit)
+        }
+        total += (times[_STOPPED] - times[_STOPPING]) / 1e6
     return total
 
 
@@ -134,12 +145,10 @@ def _loading(target: str) -> float:
         times = _times(*ENGINE_UNIT)
         return times["ExecMainExitTimestampMonotonic"] - times["ExecMainStartTimestampMonotonic"]
     host, unit = servers.HIKARI_UNITS[-1]
-    rows: list[dict[str, Any]] = [
-        json.loads(line)
-        for line in machines.on(host, f"journalctl --unit {unit} --output json").splitlines()
-    ]
     ready = max(
-        int(row["__MONOTONIC_TIMESTAMP"]) for row in rows if "serving" in str(row.get("MESSAGE"))
+        int(row["__MONOTONIC_TIMESTAMP"])
+        for row in _log(host, unit)
+        if "serving" in str(row.get("MESSAGE"))
     )
     began = min(_times(*one)["ActiveEnterTimestampMonotonic"] for one in servers.HIKARI_UNITS)
     return ready / 1e6 - began
@@ -181,7 +190,7 @@ def main() -> int:
     rounds = parser.parse_args().rounds
 
     servers.back_to_hikari()
-    site("--tags", "runtime,tools,service")
+    preparation.prepare()
     switched = [switch(target) for _ in range(rounds) for target in ("deepseek", "hikari")]
     site("--tags", "cutover")
     plain = [site() for _ in range(rounds)]

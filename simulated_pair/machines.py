@@ -162,8 +162,11 @@ def ensure_running(pair: Pair, image: str, podman: Podman) -> list[Machine]:
 
     def ensure(machine: Machine) -> None:
         arguments = container_arguments(machine, image, networks)
-        # The script that prepares a machine counts too: it runs in full only on a new one.
-        ingredients = "\0".join((*arguments, (INSIDE / "prepare").read_text()))
+        # The script that prepares a machine counts too: it runs in full only on a new one. And the
+        # key: machines that outlived a checkout at this path know another one, and their folder is
+        # bound to one that is gone.
+        key = pair.private_key.with_suffix(".pub").read_text()
+        ingredients = "\0".join((*arguments, (INSIDE / "prepare").read_text(), key))
         made_of = hashlib.sha256(ingredients.encode()).hexdigest()[:12]
 
         def create() -> None:

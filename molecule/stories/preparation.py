@@ -5,7 +5,7 @@ import subprocess
 
 from simulated_pair.naming import CHECKOUT
 
-from .machines import HOSTS, on, on_both
+from .machines import HOSTS, on, on_both, pair_command
 from .plays import play
 
 # In memory, so that a machine that was booted or made anew is prepared again.
@@ -25,12 +25,19 @@ _PRODUCT = (
 
 
 def prepare() -> None:
-    """Have the tool and the services of this checkout on both machines."""
+    """Have the tool and the services of this checkout on both machines.
+
+    A pair that another state of the checkout has prepared begins from nothing: upgrades are no
+    matter of these stories.
+    """
     wanted = _content()
     look = f"[ ! -e /etc/spark-pair/pair.json ] || cat {_STAMP} 2>/dev/null || true"
-    if set(on_both(look).values()) == {wanted}:
+    found = set(on_both(look).values())
+    if found == {wanted}:
         return
-    on_both(f"rm -f {_STAMP}")
+    if found != {""}:
+        pair_command("reset", "--bare")
+    forget()
     play("runtime,tools,service").succeeded()
     for host in HOSTS:
         on(host, f"printf %s {wanted} >{_STAMP}")
