@@ -253,7 +253,8 @@ def build_engine(
 
     launch = launch_text(place)
     local_sh = local_sh_text(name, settings)
-    digest = generation_hash(url, commit, local_sh, launch)
+    manifest = generation_text(name, url=url, commit=commit, settings=settings)
+    digest = generation_hash(manifest, local_sh, launch)
     unit = _Value(f"{where}.unit", entry.get("unit")).text(_UNIT, "the name of its systemd service")
     link = entry.get("link")
     if link is not None:
@@ -272,7 +273,7 @@ def build_engine(
         hash=digest,
         path=str(paths.GENERATIONS / digest),
         current=str(paths.CURRENT / name),
-        generation_json=generation_text(name, digest, url=url, commit=commit, settings=settings),
+        generation_json=manifest,
         port=int(settings["PORT"]),
         model=settings["SERVED_NAME"],
         context=int(settings["CONTEXT"]),
@@ -386,15 +387,17 @@ def launch_text(place: Place) -> str:
     )
 
 
-def generation_hash(url: str, commit: str, local_sh: str, launch: str) -> str:
-    """Twelve hex digits that name a configuration; the same inputs give the same name anywhere."""
-    material = json.dumps([url, commit, local_sh, launch], ensure_ascii=True)
+def generation_hash(manifest: str, local_sh: str, launch: str) -> str:
+    """Twelve hex digits that name a configuration; the same inputs give the same name anywhere.
+
+    Everything that a generation holds is in it: what a newer version of this repository writes
+    differently becomes another generation, never a change of one that serves.
+    """
+    material = json.dumps([manifest, local_sh, launch], ensure_ascii=True)
     return hashlib.sha256(material.encode("utf-8")).hexdigest()[:12]
 
 
-def generation_text(
-    server: str, digest: str, *, url: str, commit: str, settings: Mapping[str, str]
-) -> str:
+def generation_text(server: str, *, url: str, commit: str, settings: Mapping[str, str]) -> str:
     """`generation.json`: deterministic, so that a second run can compare it byte for byte.
 
     `serves` tells how the server is reached while this generation runs, whatever is wanted later.
@@ -402,7 +405,6 @@ def generation_text(
     content = {
         "schema": 1,
         "server": server,
-        "hash": digest,
         "recipe_url": url,
         "commit": commit,
         "serves": {

@@ -220,3 +220,10 @@ def test_launch_without_a_script_says_so(generation: Path) -> None:
     done = launched(generation, "DRY_RUN=1")
     assert done.returncode == 2
     assert "name a script" in done.stderr
+
+
+def test_all_that_a_generation_holds_is_in_its_name() -> None:
+    name = engine_settings.generation_hash("manifest", "local.sh", "launch")
+    assert name != engine_settings.generation_hash("another", "local.sh", "launch")
+    assert name != engine_settings.generation_hash("manifest", "another", "launch")
+    assert name != engine_settings.generation_hash("manifest", "local.sh", "another")
