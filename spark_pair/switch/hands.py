@@ -119,15 +119,17 @@ class Hands:
         if failures:
             raise StepError("; ".join(failures))
 
-    def left_over(self) -> str:
-        """What is left of any server on both machines, in words; "" when they are empty."""
-        views = self.bench.both_views()
-        left = [
-            words
+    def others_left(self, name: str) -> bool:
+        """Whether anything of another server is there, an ended container included, or may be."""
+        try:
+            views = self.bench.both_views()
+        except StepError:
+            return True
+        return any(
+            self._parts_left(server, views)
             for server in self.bench.description.servers.values()
-            if (words := self._parts_left(server, views))
-        ]
-        return ", ".join(left)
+            if server.name != name
+        )
 
     def _stop_server(self, server: Server) -> None:
         for unit in reversed(server.units):

@@ -486,8 +486,10 @@ def after_boot(
         if found.state in (State.SERVING, State.BUSY, State.MISMATCH):
             say(f"{alive[0]} is {found}; nothing to do after the boot")
             return Exit.DONE
-    if opened is None and seen and alive in ([], [target]):
-        # Nobody else is there: it comes up by itself, for minutes perhaps, and is only waited for.
+    served = (work.state.serving or {}).get("server", target)
+    if opened is None and seen and served == target and not work.hands.others_left(target):
+        # Nobody else was or is there: it comes up by itself, for minutes perhaps, and is only
+        # waited for.
         server = description.server(target)
         if work.wait_for_fallback(server):
             say(f"{target} serves after the boot")

@@ -495,6 +495,16 @@ class TestAfterBoot:
         assert pair.containers["head"] == set()
         assert pair.overlaps == []
 
+    def test_a_boot_that_ended_another_server_is_a_recovery_with_a_hold(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Its ranks have ended by themselves already: nothing is left, but somebody had chosen it.
+        pair.units.update(dict.fromkeys(pair.units, "inactive"))
+        monkeypatch.setattr(states, "load", lambda: PairState(serving={"server": "deepseek"}))
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert pair.saved.hold is not None
+
     def test_an_open_switch_is_closed_with_the_reason(self, pair: FakePair) -> None:
         for row in (BEGIN, ARMED, entered(Phase.STOP)):
             Journal(paths.JOURNAL).append(row)
