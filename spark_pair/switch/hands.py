@@ -14,6 +14,7 @@ from .loading import Loading
 from .world import AwayError, Side, StepError
 
 _ALIVE = ("active", "activating", "reloading", "deactivating")
+_FOUND_UP = (State.SERVING, State.BUSY, State.MISMATCH, State.DEAD)
 _PROOF_TRIES = 2
 
 
@@ -52,14 +53,11 @@ class Hands:
         ]
         known = self.bench.state.keepers.get(server.name)
         found = self.bench.job.verdicts.get(server.name)
-        if known and (
-            known["switch"] == self.bench.job.id
-            or known.get("owed")
-            or found is None
-            or found.state is State.DOWN
-        ):
+        # Only one that was found up, all its parts, tells by itself which of its keepers belong.
+        up = found is not None and found.state in _FOUND_UP
+        if known and (known["switch"] == self.bench.job.id or known.get("owed") or not up):
             active = known["units"] + [row for row in active if row not in known["units"]]
-        elif known is None and not active and (found is None or found.state is State.DOWN):
+        elif known is None and not active and not up:
             return  # never seen running: its enabled keepers will be started with it
         self.bench.state.keepers[server.name] = {"switch": self.bench.job.id, "units": active}
 

@@ -505,6 +505,19 @@ class TestAfterBoot:
         assert pair.generates() == ["hikari"]
         assert pair.saved.hold is not None
 
+    def test_half_a_fallback_gets_the_keepers_of_its_last_stop_back(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        switch(pair)
+        monkeypatch.setattr(states, "load", lambda: pair.saved)
+        pair.containers["head"].clear()  # the head was booted, and its enabled unit with it
+        pair.containers["worker"].clear()
+        pair.units["head", "deepseek.service"] = "inactive"
+        pair.units["head", "hikari-worker.service"] = "active"
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert pair.units["worker", "watchdog.timer"] == "active"
+        assert pair.units["worker", "metrics.timer"] == "active"
+
     def test_an_open_switch_is_closed_with_the_reason(self, pair: FakePair) -> None:
         for row in (BEGIN, ARMED, entered(Phase.STOP)):
             Journal(paths.JOURNAL).append(row)
