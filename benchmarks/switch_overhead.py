@@ -28,6 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "molecule")]
+# The commands of this very environment, also when nobody has activated it.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 from stories import machines, preparation, servers, tool  # noqa: E402 - needs the path above
 
