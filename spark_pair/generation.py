@@ -10,17 +10,15 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import SparkPairError
-from .system import Result, run
+from .system import Runner, run_plainly
 
 LOCAL_SH = "recipe/scripts/local.sh"
 LAUNCH = "launch"
 MANIFEST = "generation.json"
-Runner = Callable[[Sequence[str], float], Result]
 
 
 class GenerationError(SparkPairError):
@@ -40,11 +38,7 @@ class Wanted:
     owner: str
 
 
-def _run(argv: Sequence[str], timeout: float) -> Result:
-    return run(argv, timeout=timeout)
-
-
-def head_commit(checkout: Path, owner: str, runner: Runner = _run) -> str | None:
+def head_commit(checkout: Path, owner: str, runner: Runner = run_plainly) -> str | None:
     """Commit that a checkout stands at, or None when there is no usable checkout."""
     if not (checkout / ".git").exists():
         return None
@@ -55,7 +49,7 @@ def head_commit(checkout: Path, owner: str, runner: Runner = _run) -> str | None
     return done.out.strip() if done.ok else None
 
 
-def differences(wanted: Wanted, runner: Runner = _run) -> list[str]:
+def differences(wanted: Wanted, runner: Runner = run_plainly) -> list[str]:
     """File names that differ in a generation that exists; [] when it is as it should be."""
     files = {
         LOCAL_SH: wanted.local_sh,
@@ -68,7 +62,7 @@ def differences(wanted: Wanted, runner: Runner = _run) -> list[str]:
     return found
 
 
-def check(wanted: Wanted, runner: Runner = _run) -> bool:
+def check(wanted: Wanted, runner: Runner = run_plainly) -> bool:
     """Whether the generation is there; raises GenerationError when it was changed afterwards."""
     if not wanted.path.is_dir():
         return False
@@ -81,7 +75,7 @@ def check(wanted: Wanted, runner: Runner = _run) -> bool:
     return True
 
 
-def make(wanted: Wanted, runner: Runner = _run) -> None:
+def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
     """Write the generation from the checkout. Raises GenerationError, leaving nothing behind."""
     commit = head_commit(wanted.checkout, wanted.owner, runner)
     if commit != wanted.commit:

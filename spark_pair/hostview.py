@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .description import PairDescription, Role, Server
 from .probe import fetch_load, probe, request
 from .running import as_running, generation_of
-from .system import Result, run
+from .system import Runner, run_plainly
 
-Runner = Callable[[Sequence[str], float], Result]
 View = dict[str, Any]
 
 _UNIT_KEYS = (
@@ -34,16 +33,12 @@ _READY = re.compile(r"\bserving \S+ at \S+ \(.*\bcontext: (?P<context>\d+)\b")
 _KIB_PER_GIB = 1024 * 1024
 
 
-def _run(argv: Sequence[str], timeout: float) -> Result:
-    return run(argv, timeout=timeout)
-
-
 def observe(
     description: PairDescription,
     role: Role,
     *,
     ask: bool = False,
-    runner: Runner = _run,
+    runner: Runner = run_plainly,
     root: Path = Path("/"),
 ) -> View:
     """Describe this host; with `ask`, servers whose API lives here are asked for a completion."""
@@ -122,7 +117,7 @@ def parse_units(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def units(names: Iterable[str], runner: Runner = _run) -> dict[str, dict[str, str]] | None:
+def units(names: Iterable[str], runner: Runner = run_plainly) -> dict[str, dict[str, str]] | None:
     """State of each unit by name; None when systemd could not be asked."""
     wanted = list(names)
     if not wanted:
@@ -131,7 +126,7 @@ def units(names: Iterable[str], runner: Runner = _run) -> dict[str, dict[str, st
     return parse_units(done.out) if done.ok else None
 
 
-def containers(runner: Runner = _run) -> dict[str, dict[str, str]] | None:
+def containers(runner: Runner = run_plainly) -> dict[str, dict[str, str]] | None:
     """Every container by name; {} on a host without Docker, None when Docker does not answer."""
     done = runner(
         [
@@ -178,7 +173,7 @@ def context_in_log(lines: Iterable[str]) -> int | None:
     return found
 
 
-def ready_context(container: str, runner: Runner = _run) -> int | None:
+def ready_context(container: str, runner: Runner = run_plainly) -> int | None:
     """Context that the running container reported when it became ready."""
     started = runner(["docker", "inspect", "--format", "{{.State.StartedAt}}", container], 15)
     if not started.ok:

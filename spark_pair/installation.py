@@ -14,14 +14,15 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from . import jsonfile
 from .errors import SparkPairError
+from .links import flip
 from .paths import SWITCH_UNIT
-from .system import Result, run
+from .system import Runner, run_plainly
 
 PREFIX = Path("/opt/spark-pair")
 PYTHON = "/usr/bin/python3"
@@ -32,18 +33,12 @@ LINKS = {"spark-pair": Path("/usr/local/bin/spark-pair"), "hf": Path("/usr/local
 PACKAGES = {"git": "git", "rsync": "rsync"}
 """Program -> package of the operating system."""
 
-Runner = Callable[[Sequence[str], float], Result]
-
 
 class InstallationError(SparkPairError):
     """A release could not be installed; the one before it is untouched."""
 
 
-def _run(argv: Sequence[str], timeout: float) -> Result:
-    return run(argv, timeout=timeout)
-
-
-def facts(prefix: Path = PREFIX, runner: Runner = _run) -> dict[str, Any]:
+def facts(prefix: Path = PREFIX, runner: Runner = run_plainly) -> dict[str, Any]:
     """Describe what decides about a release here: platform, missing packages, what is current."""
     missing = [package for program, package in PACKAGES.items() if not shutil.which(program)]
     if not importlib.util.find_spec("ensurepip") or not importlib.util.find_spec("venv"):
@@ -98,7 +93,7 @@ def install(
     *,
     keep: int,
     prefix: Path = PREFIX,
-    runner: Runner = _run,
+    runner: Runner = run_plainly,
 ) -> dict[str, Any]:
     """Install a release from its archive, make it current, remove releases beyond `keep`.
 
@@ -111,10 +106,10 @@ def install(
     release = prefix / "releases" / digest
     if not is_complete(release):
         _build(release, archive, runner)
-    _flip(prefix / "current", Path("releases") / digest)
+    flip(prefix / "current", Path("releases") / digest)
     for name, link in LINKS.items():
         if link_state(name, prefix) == "missing":
-            _flip(link, prefix / "current/venv/bin" / name)
+            flip(link, prefix / "current/venv/bin" / name)
     removed = prune(prefix, keep=keep)
     return {"release": digest, "removed": removed}
 
@@ -163,17 +158,6 @@ def _unpack(archive: Path, folder: Path) -> list[str]:
             if content is not None:
                 (folder / Path(member.name).name).write_bytes(content.read())
     return sorted(map(str, folder.glob("*.whl")))
-
-
-def _flip(link: Path, target: Path) -> None:
-    """Point a link somewhere else in one step, so that it leads somewhere at every moment."""
-    link.parent.mkdir(parents=True, exist_ok=True)
-    if link.is_symlink() and link.readlink() == target:
-        return
-    beside = link.with_name(f".{link.name}.new")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
-    beside.replace(link)
 
 
 def prune(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +30,9 @@ class Result:
 
 
 TIMED_OUT = 124
+
+Runner = Callable[[Sequence[str], float], Result]
+"""Runs a program (its words, seconds until it is ended): `run_plainly`, or a test's own."""
 
 
 def run(
@@ -70,6 +73,11 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
             return Result(TIMED_OUT, _text(late.stdout), f"no end after {timeout:g} s")
         return Result(process.returncode, out, err)
+
+
+def run_plainly(argv: Sequence[str], timeout: float) -> Result:
+    """Run a program without input and with the environment as it is: the usual `Runner`."""
+    return run(argv, timeout=timeout)
 
 
 def _text(data: str | bytes | None) -> str:

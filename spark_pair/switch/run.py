@@ -23,6 +23,7 @@ from ..description import NONE, ROLES, Command, Generation, PairDescription, Rol
 from ..errors import BusyError, Exit, NodeError, SparkPairError
 from ..follow import STUCK
 from ..journal import Event, Journal, Record, open_record, read, records
+from ..links import flip
 from ..node import LocalNode, Node, PeerNode, run_as_user
 from ..probe import read_key
 from ..running import form, generation_of
@@ -68,12 +69,7 @@ class RealWorld:
         return form(server, generation)
 
     def flip(self, generation: Generation) -> None:
-        link = Path(generation.current)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        beside = link.with_name(f".{link.name}.new")
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(generation.path)
-        beside.replace(link)
+        flip(Path(generation.current), Path(generation.path))
 
     def generation_problem(self, generation: Generation) -> str | None:
         launch = Path(generation.path) / "launch"
