@@ -28,7 +28,7 @@ ROLES: tuple[Role, Role] = ("head", "worker")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _UNIT = re.compile(r"[A-Za-z0-9:_.@-]+\.(service|timer|socket|path|target)")
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_USER = re.compile(r"[a-z_][a-z0-9_-]*\$?")
+_USER = re.compile(r"[a-z_][a-z0-9_.-]*\$?")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
 _HASH = re.compile(r"[0-9a-f]{12}")
 
@@ -264,7 +264,7 @@ def parse(data: object) -> PairDescription:
     servers_table = top.table("servers")
     servers = {name: _server(name, servers_table.table(name)) for name in servers_table.names()}
     if not servers:
-        raise DescriptionError("the pair description names no model server")
+        raise DescriptionError("servers is empty: the pair description names no model server")
     known = [*servers, NONE]
     return PairDescription(
         pair=top.text("pair"),

@@ -33,7 +33,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _UNIT = re.compile(r"[A-Za-z0-9:_.@-]+\.service")
 _LINK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SSH_TARGET = re.compile(r"[a-z_][a-z0-9_-]*@[A-Za-z0-9][A-Za-z0-9.:-]*")
+_SSH_TARGET = re.compile(r"[a-z_][a-z0-9_.-]*@[A-Za-z0-9][A-Za-z0-9.:-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 

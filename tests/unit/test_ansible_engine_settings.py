@@ -200,6 +200,7 @@ def launched(generation: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.fault(38)
 def test_launch_empties_the_environment(generation: Path) -> None:
     done = launched(generation, "start.sh", "restart", "two words")
     lines = done.stdout.splitlines()
