@@ -21,7 +21,7 @@ from simulated_pair.naming import Machine, Pair, pair_of
 from simulated_pair.outer import PairError, Podman, on_each, say
 
 HOSTS = ("spark-033f", "spark-5bf0")
-COMPONENTS = ("engine", "recipe", "hikari", "memory")
+COMPONENTS = ("engine", "recipe", "hikari", "memory", "sysfs", "nvidia", "rdma")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from simulated_pair.outer import PairError, Podman, last_words, on_each, say, wr
 INSIDE = CHECKOUT / "simulated_pair" / "inside"
 MEMORY_DAEMON = CHECKOUT / "simulated_pair" / "standins" / "memory" / "simulated-memory"
 MADE_OF = "spark-pair.made-of"
+CABLE_MTU = "9216"
 
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LOCAL_CAS = Path("/usr/local/share/ca-certificates")
@@ -225,11 +226,13 @@ def prepare(pair: Pair, chosen: Sequence[Machine], podman: Podman) -> None:
     public_key = pair.private_key.with_suffix(".pub").read_text().strip()
 
     def work(machine: Machine) -> None:
+        widen_cable(machine, podman)
         podman.script(
             machine.container,
             INSIDE / "prepare",
             *(machine.user, str(machine.uid), machine.home, public_key),
             *hikari_place(pair, machine),
+            *rails(machine),
             subject=machine.name,
         )
 
@@ -243,6 +246,29 @@ def hikari_place(pair: Pair, machine: Machine) -> tuple[str, str]:
     if machine is pair.head:
         return "worker-of-hikari", pair.worker.addresses[1]
     return "head-of-hikari", pair.head.addresses[1]
+
+
+def rails(machine: Machine) -> list[str]:
+    """Return a machine's rails as its scripts take them: INTERFACE=ADDRESS/LENGTH."""
+    addresses = machine.addresses[1:]
+    return [
+        f"{interface}={address}/24"
+        for interface, address in zip(RAIL_INTERFACES, addresses, strict=True)
+    ]
+
+
+def widen_cable(machine: Machine, podman: Podman) -> None:
+    """Let the outer ends of a machine's rails carry frames as large as a real cable does.
+
+    What the machine itself sends stays limited by its own MTU.
+    """
+    inside = podman.run("exec", machine.container, "ip", "-json", "link", "show").stdout
+    ends = [link["link_index"] for link in json.loads(inside) if link["ifname"] in RAIL_INTERFACES]
+    for link in _ip("link", "show"):
+        if link and link["ifindex"] in ends:
+            subprocess.run(
+                ["ip", "link", "set", "dev", str(link["ifname"]), "mtu", CABLE_MTU], check=False
+            )
 
 
 def offer_local_cas(machine: Machine) -> None:

@@ -177,8 +177,12 @@ def test_ends_within_its_time_and_notes_both_ends(hikari: Hikari) -> None:
         ("worker", "stop"),
     ]
     hikari.fault(mode="ignore_sigterm")
+    noted = hikari.simulation / "ledger.jsonl"
+    before = len(noted.read_text().splitlines())
     stubborn = hikari.start("worker")
-    time.sleep(0.5)
+    end = time.monotonic() + 10
+    while len(noted.read_text().splitlines()) == before and time.monotonic() < end:
+        time.sleep(0.05)
     stubborn.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         stubborn.wait(timeout=0.7)

@@ -34,7 +34,7 @@ echo 'root:x:0:' >"$root/etc/group"
 cp "$python" "$root/usr/bin/python3"
 tar -C "$stdlib" --exclude=./test --exclude=./idlelib --exclude=./tkinter --exclude=./ensurepip \
     --exclude=./turtledemo --exclude=./pydoc_data --exclude=./dist-packages --exclude=./site-packages \
-    --exclude=./config-* --exclude=./lib-dynload/_tkinter* -cf - . | tar -C "$root$stdlib" -xf -
+    --exclude=./config-* --exclude=./lib-dynload/_tkinter* --exclude=__pycache__ -cf - . | tar -C "$root$stdlib" -xf -
 copy_libraries "$python"
 for module in "$root$stdlib"/lib-dynload/*.so; do
     copy_libraries "$module"
@@ -44,6 +44,9 @@ find "$root/opt/engine" -name __pycache__ -type d -prune -exec rm -rf {} +
 for program in "$root"/opt/engine/bin/*; do
     ln -s "/opt/engine/bin/$(basename "$program")" "$root/usr/local/bin/$(basename "$program")"
 done
+
+# Not by time: an image has none, and a rank would compile its libraries anew at each start.
+python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash -s "$root" "$root$stdlib" "$root/opt/engine"
 
 # Everything is there, or the build ends here and not at the first start of a rank.
 chroot "$root" /usr/local/bin/tensorfold check-arguments /model

@@ -42,18 +42,8 @@ on_worker() { # SHELL_COMMAND
 
 # Runs one of this file's machine_* functions on the worker.
 on_worker_call() { # FUNCTION ARGUMENT…
-    on_worker "$(declare -f machine_sysfs machine_interface machine_rail machine_rails machine_retire)
+    on_worker "$(declare -f machine_interface machine_rail machine_rails machine_retire)
 $(printf '%q ' "$@")" </dev/null
-}
-
-# The tree that describes RDMA devices. A simulated machine has none under /sys, and says so by
-# offering a tree of the same shape.
-machine_sysfs() {
-    if [[ -d /sys/class/infiniband ]] || ! command -v simulated-rdma-sysfs >/dev/null; then
-        echo /sys
-    else
-        simulated-rdma-sysfs
-    fi
 }
 
 machine_interface() { # PEER_ADDRESS -> interface, own address, gateway or "-"
@@ -68,9 +58,9 @@ machine_interface() { # PEER_ADDRESS -> interface, own address, gateway or "-"
     }'
 }
 
-machine_rail() { # SYSFS INTERFACE -> device, GID index, IPv4 address; fails without a RoCE v2 GID
-    local tree=$1 interface=$2 device address gid index bytes
-    for device in "$tree/class/net/$interface/device/infiniband"/*; do break; done
+machine_rail() { # INTERFACE -> device, GID index, IPv4 address; fails without a RoCE v2 GID
+    local interface=$1 device address gid index bytes
+    for device in "/sys/class/net/$interface/device/infiniband"/*; do break; done
     [[ -e $device ]] || return 1
     device=${device##*/}
     address=$(ip -o -4 address show dev "$interface" | awk '{sub("/.*", "", $4); print $4; exit}')
@@ -78,9 +68,9 @@ machine_rail() { # SYSFS INTERFACE -> device, GID index, IPv4 address; fails wit
     IFS=. read -ra bytes <<<"$address"
     gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "${bytes[@]}")
     for index in {0..31}; do
-        [[ -e $tree/class/infiniband/$device/ports/1/gids/$index ]] || break
-        if [[ $(cat "$tree/class/infiniband/$device/ports/1/gids/$index") == "$gid" ]] &&
-            grep -q v2 "$tree/class/infiniband/$device/ports/1/gid_attrs/types/$index" 2>/dev/null; then
+        [[ -e /sys/class/infiniband/$device/ports/1/gids/$index ]] || break
+        if [[ $(cat "/sys/class/infiniband/$device/ports/1/gids/$index") == "$gid" ]] &&
+            grep -q v2 "/sys/class/infiniband/$device/ports/1/gid_attrs/types/$index" 2>/dev/null; then
             echo "$device $index $address"
             return 0
         fi
@@ -90,15 +80,14 @@ machine_rail() { # SYSFS INTERFACE -> device, GID index, IPv4 address; fails wit
 
 # The link's interface and its twin on the other PCIe link, which has the same port in its name.
 machine_rails() { # PEER_ADDRESS -> lines: interface device gid address mtu
-    local tree first gateway port interface facts device index address seen=
-    tree=$(machine_sysfs)
+    local first gateway port interface facts device index address seen=
     read -r first _ gateway <<<"$(machine_interface "$1")"
     [[ -n $first && $gateway == - ]] || return 0
     port=$(grep -oE 'f[0-9]+np[0-9]+$' <<<"$first" || true)
-    for interface in "$first" $(ls "$tree/class/net"); do
+    for interface in "$first" $(ls /sys/class/net); do
         if [[ -n $seen && $interface == "$first" ]]; then continue; fi
         [[ $interface == "$first" || (-n $port && $interface == *"$port") ]] || continue
-        if facts=$(machine_rail "$tree" "$interface"); then
+        if facts=$(machine_rail "$interface"); then
             read -r device index address <<<"$facts"
             echo "$interface $device $index $address $(cat "/sys/class/net/$interface/mtu")"
         fi
