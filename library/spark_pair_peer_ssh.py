@@ -84,6 +84,7 @@ def main() -> None:
             [
                 "runuser", "-u", params["user"], "--",
                 "ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes",
+                "-o", "UpdateHostKeys=no",
                 "-o", f"ConnectTimeout={timeout}", "-p", str(params["port"]),
                 f"{params['peer_user']}@{address}", "true",
             ],
