@@ -1,14 +1,15 @@
 #!/usr/bin/python
-"""Look at what a host must bring along before anything is done to it."""
+"""Measure what stands between a host and a working pair; reads only, judges nothing."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: spark_pair_preflight
-short_description: Look at what a host must bring along
+short_description: Measure what stands between a host and a working pair
 description:
-  - Checks Python, root rights, the account that runs the servers and its home. Reads only, and
-    reports what failed instead of failing.
+  - Reads files, asks programs and tries the ways to the peer, all at once and each with a deadline.
+    Changes nothing and needs nothing installed.
+  - What could not be read is null, with its reason in C(unread). Nothing fails because of it.
 options:
   user:
     description: Account that runs the servers on this host.
@@ -18,6 +19,20 @@ options:
     description: Its home directory.
     type: str
     required: true
+  pair:
+    description:
+      - What the inventory says about this host and its peer, from the filter
+        C(spark_pair_preflight_asked). Empty for a host without a pair.
+    type: dict
+    default: {}
+  hub_url:
+    description: What the head asks to see whether the Hub is in reach. Empty is not asked.
+    type: str
+    default: ""
+  controller_time:
+    description: Time of the controller in seconds since the epoch.
+    type: float
+    default: 0
 attributes:
   check_mode:
     support: full
@@ -34,14 +49,18 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-checks:
-  description: State (ok or failed) and words of each check.
+measured:
+  description: Every measurement by name, null for one that could not be taken.
+  type: dict
+  returned: always
+unread:
+  description: Why a measurement could not be taken, by name.
   type: dict
   returned: always
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.spark_pair import preflight
+from ansible.module_utils.spark_pair.preflight import collect
 
 
 def main() -> None:
@@ -50,11 +69,15 @@ def main() -> None:
         argument_spec={
             "user": {"type": "str", "required": True},
             "home": {"type": "str", "required": True},
+            "pair": {"type": "dict", "default": {}},
+            "hub_url": {"type": "str", "default": ""},
+            "controller_time": {"type": "float", "default": 0.0},
         },
         supports_check_mode=True,
     )
-    checks = preflight.look(module.params["user"], module.params["home"])
-    module.exit_json(changed=False, checks=checks)
+    asked = dict(module.params)
+    found = collect.measure(collect.Asked(**asked.pop("pair"), **asked))
+    module.exit_json(changed=False, **found)
 
 
 if __name__ == "__main__":

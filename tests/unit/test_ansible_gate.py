@@ -1,12 +1,10 @@
-"""Who is missing from a run, and the preflight table."""
+"""Who is missing from a run."""
 
 from __future__ import annotations
 
-import getpass
-from pathlib import Path
 from typing import Any
 
-from spark_pair import gate, preflight
+from spark_pair import gate
 from spark_pair.description import Role
 
 PAIR: dict[Role, str] = {"head": "spark-a", "worker": "spark-b"}
@@ -67,36 +65,3 @@ def test_a_barrier_looks_only_for_those_who_failed() -> None:
 def test_a_refusal_says_that_nothing_was_changed_only_when_that_is_known() -> None:
     assert gate.refusal(["A?", "B"], untouched=True) == "A? B. This stage has changed nothing."
     assert gate.refusal(["A."], untouched=False) == "A."
-
-
-def test_looking_at_this_host(tmp_path: Path) -> None:
-    user = getpass.getuser()
-    assert "there is no account" in preflight.look("nobody-has-this", "/x")["account"]["words"]
-    assert "correct spark_home" in preflight.look(user, str(tmp_path))["home"]["words"]
-    assert preflight.look(user, str(tmp_path))["python"]["state"] == "ok"
-
-
-def test_the_table_shows_what_can_be_seen_of_one_host() -> None:
-    ok = {"state": "ok", "words": "yes"}
-    checks = {
-        "spark-a": preflight.judged(None, {}, {"reachable": ok, "sudo": ok}),
-        "spark-b": preflight.judged(
-            "spark-b (the worker of this pair) cannot be reached", None, None
-        ),
-    }
-    text = preflight.table(PAIR, checks, [])
-    rows = {line[2:24].strip(): line[24:].split() for line in text.splitlines()}
-    assert rows["reachable over ssh"] == ["yes", "FAILED"]
-    assert rows["root through sudo"] == ["yes", "-"]
-    assert rows["variables"] == ["ok"]
-    assert "! spark-b (the worker of this pair) cannot be reached" in text
-
-
-def test_broken_sudo_is_said_in_the_table() -> None:
-    checks = preflight.judged(None, {"failed": True, "msg": "Missing sudo password"}, None)
-    found = preflight.problems({"spark-a": checks}, ["bad variable"])
-    assert found == [
-        "spark-a: sudo does not work there (Missing sudo password): give the login account "
-        "passwordless sudo, or run with --ask-become-pass",
-        "bad variable",
-    ]
