@@ -1,7 +1,9 @@
 """`make inventory`: describe two machines and write `inventory/local` for review.
 
-Asks for what no flag gives, checks it the way a run would, and overwrites nothing unless told to.
-Runs on the controller; the check needs PyYAML, which comes with Ansible.
+Given two ssh targets it looks at the machines first. Flags win over what was found, what was found
+over questions; what is then still missing is asked at a terminal and refused without one. Checks
+the answers the way a run would, and overwrites nothing unless told to. Runs on the controller; the
+check needs PyYAML, which comes with Ansible.
 """
 
 from __future__ import annotations
@@ -11,154 +13,38 @@ import getpass
 import ipaddress
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from . import pair_variables
-from .description import NONE, ROLES, Role
+from .description import NONE, ROLES, Role, other
+from .discover import pair, run
+from .discover.pair import Found, View
 from .errors import SparkPairError
+from .inventory_answers import (
+    FILES,
+    Answers,
+    InventoryError,
+    Machine,
+    Rail,
+    check,
+    files,
+    parse_rails,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-INTERFACES = ("enp1s0f0np0", "enP2p1s0f0np0")
-"""The two interfaces of one physical CX7 port, as the machines name them."""
+FALLBACK = "hikari"
+"""What is written when nobody looked and nobody said."""
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
-_ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]*")
-_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
-_PLACEHOLDER_COMMIT = "0" * 40
+_TARGET = re.compile(
+    r"(?:(?P<login>[^@\s]+)@)?(?:\[(?P<six>[^\]\s]+)\]|(?P<address>[^@:\s\[\]]+))(?::(?P<port>\d+))?"
+)
 
-Ask = Callable[[str, str], str]
-
-
-class InventoryError(SparkPairError):
-    """An answer is not usable, or a file is in the way."""
-
-
-@dataclass(frozen=True)
-class Rail:
-    """One interface of the direct link, with its address and prefix length."""
-
-    interface: str
-    address: str
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is asked about one machine."""
-
-    name: str
-    address: str
-    login: str
-    user: str
-    home: str
-    rails: tuple[Rail, ...]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Everything that is written down."""
-
-    machines: Mapping[Role, Machine]
-    wanted: str
-    fallback: str
-    commit: str
-
-
-def parse_rails(text: str) -> tuple[Rail, ...]:
-    """`enp1s0f0np0=192.168.177.11/24,enP2p1s0f0np0=…`; without names the usual ones are used."""
-    rails = []
-    for index, part in enumerate(word.strip() for word in text.split(",") if word.strip()):
-        name, separator, address = part.rpartition("=")
-        if not separator:
-            if index >= len(INTERFACES):
-                raise InventoryError(
-                    f"{part!r} is a third rail: name its interface, as in x={part}"
-                )
-            name = INTERFACES[index]
-        if not _INTERFACE.fullmatch(name):
-            raise InventoryError(f"{name!r} cannot be the name of a network interface")
-        try:
-            ipaddress.ip_interface(address)
-        except ValueError:
-            raise InventoryError(
-                f"{address!r} is not an address, such as 192.168.177.11/24"
-            ) from None
-        if "/" not in address:
-            raise InventoryError(f"{address} lacks its prefix length, such as {address}/24")
-        rails.append(Rail(name, address))
-    return tuple(rails)
-
-
-def check(answers: Answers, defaults: Mapping[str, Any]) -> None:
-    """Refuse what a run would refuse, and rails that cannot work."""
-    for role, machine in answers.machines.items():
-        for what, value, pattern in (
-            ("name", machine.name, _NAME),
-            ("address", machine.address, re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")),
-            ("login account", machine.login, _ACCOUNT),
-            ("account of the servers", machine.user, _ACCOUNT),
-        ):
-            if not pattern.fullmatch(value):
-                raise InventoryError(f"{value!r} cannot be the {what} of the {role}")
-        _check_own_rails(machine)
-    head, worker = answers.machines["head"], answers.machines["worker"]
-    if len(head.rails) != len(worker.rails):
-        raise InventoryError(
-            f"{head.name} has {len(head.rails)} rails, {worker.name} has {len(worker.rails)}: a "
-            "cable has two ends"
-        )
-    for number, (one, two) in enumerate(zip(head.rails, worker.rails, strict=True), 1):
-        if _network(one) != _network(two):
-            raise InventoryError(
-                f"rail {number} is {one.address} on {head.name} and {two.address} on "
-                f"{worker.name}: both ends of a rail must be in one subnet"
-            )
-    # The commit may be filled in later, and its absence is refused by every run with a sentence.
-    variables = host_variables(answers, defaults, commit=answers.commit or _PLACEHOLDER_COMMIT)
-    pair_variables.description_of(head.name, variables)
-
-
-def _check_own_rails(machine: Machine) -> None:
-    if not machine.rails:
-        raise InventoryError(f"{machine.name} has no rail: give the address of its CX7 interface")
-    networks = [_network(rail) for rail in machine.rails]
-    if len(set(networks)) != len(networks):
-        raise InventoryError(
-            f"two rails of {machine.name} are in one subnet: each interface needs a subnet of its "
-            "own, otherwise traffic leaves by the wrong one"
-        )
-
-
-def _network(rail: Rail) -> Any:
-    return ipaddress.ip_interface(rail.address).network
-
-
-def host_variables(
-    answers: Answers, defaults: Mapping[str, Any], *, commit: str
-) -> dict[str, dict[str, Any]]:
-    """Variables of both hosts as a run would see them."""
-    names = {role: machine.name for role, machine in answers.machines.items()}
-    return {
-        machine.name: {
-            **defaults,
-            "tensorfold_service_recipe_commit": commit,
-            "model_server_wanted": answers.wanted,
-            "model_server_fallback": answers.fallback,
-            "pair_role": role,
-            "pair_peer": names["worker" if role == "head" else "head"],
-            "ansible_host": machine.address,
-            "spark_user": machine.user,
-            "spark_home": machine.home,
-            "cx7_network_rails": [
-                {"interface": rail.interface, "address": rail.address} for rail in machine.rails
-            ],
-        }
-        for role, machine in answers.machines.items()
-    }
+Ask = Callable[[str, str, str], str]
+"""Asks (question, default, flag that answers it)."""
 
 
 def default_variables(root: Path = ROOT) -> dict[str, Any]:
@@ -169,85 +55,20 @@ def default_variables(root: Path = ROOT) -> dict[str, Any]:
     return found
 
 
-def files(answers: Answers) -> dict[str, str]:
-    """Relative path -> content of everything that is written."""
-    return {
-        "hosts.yml": _hosts_text(answers),
-        "group_vars/spark_pair/engine.yml": _engine_text(answers),
-        "group_vars/spark_pair/model_servers.yml": _servers_text(answers),
-    }
-
-
-def _hosts_text(answers: Answers) -> str:
-    lines = [
-        "---",
-        "# Your pair, written by 'make inventory'. Everything here can be edited by hand.",
-        "spark_pair:",
-        "  children:",
-    ]
-    for role in ROLES:
-        machine = answers.machines[role]
-        peer = answers.machines["worker" if role == "head" else "head"]
-        lines += [
-            f"    spark_{role}:",
-            "      hosts:",
-            f"        {machine.name}:",
-            f"          ansible_host: {machine.address}",
-            f"          ansible_user: {machine.login}",
-            f"          pair_peer: {peer.name}",
-            "          # Account that runs the servers, and its home.",
-            f"          spark_user: {machine.user}",
-            f"          spark_home: {machine.home}",
-            "          cx7_network_rails:",
-            *(
-                f"            - {{interface: {rail.interface}, address: {rail.address}}}"
-                for rail in machine.rails
-            ),
-            "      vars:",
-            f"        pair_role: {role}",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _engine_text(answers: Answers) -> str:
-    commit = f'"{answers.commit}"' if answers.commit else "..."
-    return "\n".join(
-        [
-            "---",
-            "# Commit of the recipe that this pair runs, whole. On a head that was set up by hand:",
-            "# git -C ~/dsv41 rev-parse HEAD",
-            f"{'' if answers.commit else '# '}tensorfold_service_recipe_commit: {commit}",
-            "",
-            "# More settings, with their reasons: group_vars/all/engine.yml of the repository, and",
-            "# inventory/example/group_vars/spark_pair/production.yml.example.",
-            "tensorfold_service_extra_settings: {}",
-            "",
-        ]
-    )
-
-
-def _servers_text(answers: Answers) -> str:
-    return "\n".join(
-        [
-            "---",
-            "# The server that the pair should run, and the one it goes back to when that fails.",
-            f"model_server_wanted: {answers.wanted}",
-            f"model_server_fallback: {answers.fallback}",
-            "",
-            "# Corrections to the catalogue (group_vars/all/model_servers.yml), merged key by key.",
-            "model_server_extra: {}",
-            "",
-        ]
-    )
+def refuse_to_replace(target: Path, names: Iterable[str]) -> None:
+    """InventoryError when one of the files exists."""
+    for path in (target / name for name in names):
+        if path.exists():
+            raise InventoryError(
+                f"{path} exists: edit it by hand, or run again with --force to replace it. "
+                "'ansible-playbook site.yml --tags discover' shows what differs from it"
+            )
 
 
 def write(target: Path, contents: Mapping[str, str], *, force: bool) -> list[Path]:
     """Write the files; InventoryError when one exists and `force` is not given."""
-    present = [target / name for name in contents if (target / name).exists()]
-    if present and not force:
-        raise InventoryError(
-            f"{present[0]} exists: edit it by hand, or run again with --force to replace it"
-        )
+    if not force:
+        refuse_to_replace(target, contents)
     written = []
     for name, text in contents.items():
         path = target / name
@@ -257,61 +78,304 @@ def write(target: Path, contents: Mapping[str, str], *, force: bool) -> list[Pat
     return written
 
 
-def gather(options: argparse.Namespace, ask: Ask) -> Answers:
-    """Take answers from flags; ask for the rest, each with a default where there is one."""
-    machines: dict[Role, Machine] = {}
-    account = getpass.getuser()
+def targets_of(options: argparse.Namespace) -> dict[Role, run.Target]:
+    """Where the machines are to be looked at; without an address of a machine it is left out."""
+    found: dict[Role, run.Target] = {}
     for role in ROLES:
-        given = {
-            key: getattr(options, f"{role}_{key}")
-            for key in ("address", "login", "user", "home", "rails")
-        }
+        text = str(getattr(options, role) or "")
+        target = _target(role, text) if _is_target(text) else None
+        address = getattr(options, f"{role}_address") or (target.address if target else "")
+        if address:
+            login = getattr(options, f"{role}_login") or (target.login if target else "")
+            found[role] = run.Target(str(address), str(login), target.port if target else None)
+    return found
 
-        def answer(key: str, question: str, default: str, given: dict[str, Any] = given) -> str:
-            return str(given[key] or ask(question, default))
 
-        name = str(getattr(options, role) or ask(f"Host name of the {role}", ""))
-        login = answer("login", f"Account to log in to {name} with", account)
-        user = answer("user", f"Account that runs the servers on {name}", login)
-        machines[role] = Machine(
-            name=name,
-            address=answer("address", f"Management address of {name}", name),
-            login=login,
-            user=user,
-            home=answer("home", f"Home directory of {user} on {name}", f"/home/{user}"),
-            rails=parse_rails(
-                answer("rails", f"Addresses of the CX7 interfaces of {name} (with /prefix)", "")
-            ),
+def _is_target(text: str) -> bool:
+    """A login or an address makes it a target; a bare name is only a name."""
+    if "@" in text or text.startswith("["):
+        return True
+    try:
+        ipaddress.ip_address(text.rpartition(":")[0] if text.count(":") == 1 else text)
+    except ValueError:
+        return False
+    return True
+
+
+def _target(role: Role, text: str) -> run.Target:
+    found = _TARGET.fullmatch(text)
+    if found:
+        port = int(found["port"]) if found["port"] else None
+        return run.Target(found["six"] or found["address"], found["login"] or "", port)
+    if text.count(":") > 1 and "@" not in text:
+        return run.Target(text)
+    raise InventoryError(f"--{role} {text!r} is no ssh target, such as operator@192.0.2.11")
+
+
+def discovered(
+    options: argparse.Namespace, targets: Mapping[Role, run.Target]
+) -> dict[Role, View] | None:
+    """Both machines as they were found; None when nobody is to be asked."""
+    if options.no_discover:
+        return None
+    named = {role: str(getattr(options, role) or "") for role in ROLES}
+    if not targets:
+        _say_that_names_are_not_looked_at(named)
+        return None
+    for role in ROLES:
+        if role not in targets:
+            state = (
+                f"--{role} {named[role]} is a name only" if named[role] else f"the {role} has none"
+            )
+            raise InventoryError(
+                f"the {other(role)} has an address to look at, and {state}: give --{role} "
+                f"LOGIN@{named[role] or 'ADDRESS'}, or --no-discover to describe both by flags"
+            )
+    ssh = run.Ssh(options.ssh_common_args, options.private_key, options.ask_become_pass)
+    return run.look(targets, ssh)
+
+
+def _say_that_names_are_not_looked_at(named: Mapping[Role, str]) -> None:
+    """Somebody who gives names may expect a look at the machines."""
+    given = {role: name for role, name in named.items() if name}
+    if given:
+        flags = " ".join(f"--{role} LOGIN@{name}" for role, name in given.items())
+        verb = "are" if len(given) > 1 else "is"
+        print(
+            f"inventory: {' and '.join(given.values())} {verb} not looked at, since a name without "
+            f"a login only names a machine: give {flags} for that",
+            file=sys.stderr,
         )
-        account = login
-    return Answers(
-        machines=machines,
-        wanted=options.wanted,
-        fallback=options.fallback,
-        commit=options.recipe_commit
-        or ask("Commit of the recipe (git -C ~/dsv41 rev-parse HEAD; empty: later)", ""),
-    )
 
 
-def _ask_at_terminal(question: str, default: str) -> str:
+class Gathering:
+    """Collects the answers: a flag, else what was found, else a question."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        ask: Ask,
+        targets: Mapping[Role, run.Target],
+        views: Mapping[Role, View] | None,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self._options = options
+        self._ask = ask
+        self._targets = targets
+        self._views = views
+        self._defaults = defaults
+
+    def answers(self) -> Answers:
+        """Everything that is written down."""
+        options, account = self._options, getpass.getuser()
+        machines: dict[Role, Machine] = {}
+        names = {}
+        for role in ROLES:
+            machine = self._machine(role, account)
+            machines[role], account, names[role] = machine, machine.login, machine.name
+        if names["head"] == names["worker"]:
+            raise InventoryError(
+                f"both machines are called {names['head']}: rename one (hostnamectl), or tell "
+                "them apart with --head-name and --worker-name"
+            )
+        rails = self._rails(names)
+        machines = {
+            role: Machine(**{**vars(machines[role]), "rails": rails[role]}) for role in ROLES
+        }
+        users = {role: machines[role].user for role in ROLES}
+        recipe = (
+            pair.recipe(self._views, names, users) if self._views else pair.Recipe(None, None, ())
+        )
+        incumbent = self._incumbent(names)
+        commit = self._first(options.recipe_commit, recipe.commit)
+        if incumbent.unknown and not options.fallback:
+            raise InventoryError(
+                f"{incumbent.unknown}, so that it cannot be told which server to go back to: mend "
+                f"that and run again, or name the server with --fallback ({NONE} means that there "
+                "is no way back)"
+            )
+        fallback = self._first(options.fallback, incumbent.fallback)
+        model = incumbent.model if fallback.value == incumbent.fallback.value else None
+        url = recipe.url if recipe.url and self._is_elsewhere(recipe.url.value) else None
+        return Answers(
+            machines=machines,
+            wanted=options.wanted,
+            fallback=fallback.value,
+            commit=commit.value
+            or self._ask(
+                "Commit of the recipe (git -C ~/dsv41 rev-parse HEAD; empty: later)",
+                "",
+                "",
+            ),
+            url=url.value if url else "",
+            model=(fallback.value, model.value) if model else None,
+            ssh_common_args=options.ssh_common_args,
+            private_key=options.private_key,
+            how={
+                "commit": commit.how,
+                "url": url.how if url else "",
+                "fallback": fallback.how,
+                "model": model.how if model else "",
+            },
+            recipe_remarks=recipe.remarks,
+            server_remarks=incumbent.remarks,
+            server_warnings=incumbent.warnings,
+        )
+
+    def _first(self, flag: str | None, found: Found | None) -> Found:
+        return Found(flag, "") if flag else found or Found("", "")
+
+    def _machine(self, role: Role, account: str) -> Machine:
+        """One machine without its rails; `account` is the default of its login."""
+        target, view = self._targets.get(role), self._views[role] if self._views else None
+        plain = str(getattr(self._options, role) or "")
+        name = self._first(
+            self._flag(role, "name") or ("" if _is_target(plain) else plain),
+            Found(view["hostname"], "its own host name") if view else None,
+        )
+        known = target.address if target and not _is_address(target.address) else ""
+        shown = name.value or self._ask(f"Host name of the {role}", known, f"--{role}-name")
+        login = self._first(
+            target.login if target else self._flag(role, "login"),
+            Found(view["login"], "who ssh logged in as") if view else None,
+        )
+        entered = login.value or self._ask(
+            f"Account to log in to {shown} with", account, f"--{role}-login"
+        )
+        told = self._flag(role, "user")
+        user = self._first(told, pair.account(view, role, shown) if view and not told else None)
+        runs = user.value or self._ask(
+            f"Account that runs the servers on {shown}", "" if view else entered, f"--{role}-user"
+        )
+        home = self._first(self._flag(role, "home"), pair.home(view, runs) if view else None)
+        management = view["management"] if view else None
+        return Machine(
+            name=shown,
+            address=target.address
+            if target
+            else self._ask(f"Management address of {shown}", shown, f"--{role}-address"),
+            login=entered,
+            user=runs,
+            home=home.value
+            or self._ask(
+                f"Home directory of {runs} on {shown}",
+                "" if view else f"/home/{runs}",
+                f"--{role}-home",
+            ),
+            rails=(),
+            port=target.port if target else None,
+            how={
+                "name": name.how,
+                "login": login.how,
+                "user": user.how,
+                "home": home.how,
+                "address": _management_words(management) if management else "",
+            },
+        )
+
+    def _flag(self, role: Role, key: str) -> str:
+        return str(getattr(self._options, f"{role}_{key}") or "")
+
+    def _rails(self, names: Mapping[Role, str]) -> dict[Role, tuple[Rail, ...]]:
+        given = {
+            role: parse_rails(self._flag(role, "rails"))
+            for role in ROLES
+            if self._flag(role, "rails")
+        }
+        if self._views and not given:
+            cables = {role: self._flag(role, "cable") or None for role in ROLES}
+            found = pair.rails(self._views, names, cables)
+            return {
+                role: tuple(Rail(rail.interface, rail.address, rail.how) for rail in found[role])
+                for role in ROLES
+            }
+        for role in ROLES:
+            if role in given:
+                continue
+            if self._views and other(role) in given:
+                given[role] = self._opposite(role, given[other(role)], names[role])
+            else:
+                given[role] = parse_rails(
+                    self._ask(
+                        f"Addresses of the CX7 interfaces of {names[role]} (with /prefix)",
+                        "",
+                        f"--{role}-rails",
+                    )
+                )
+        return given
+
+    def _opposite(self, role: Role, rails: Sequence[Rail], name: str) -> tuple[Rail, ...]:
+        """The other ends of rails that a flag gives."""
+        assert self._views is not None  # noqa: S101 - for the type checker
+        found = pair.matching(self._views[role], [rail.address for rail in rails])
+        if found is None:
+            raise InventoryError(
+                f"{name} has no address in every subnet of --{other(role)}-rails: give "
+                f"--{role}-rails too"
+            )
+        return tuple(Rail(rail.interface, rail.address, rail.how) for rail in found)
+
+    def _incumbent(self, names: Mapping[Role, str]) -> pair.Incumbent:
+        if not self._views:
+            return pair.Incumbent(Found(FALLBACK, ""), None, (), ())
+        hostvars = {names["head"]: self._defaults}
+        return pair.incumbent(
+            self._views,
+            names,
+            pair_variables.catalog_of(names["head"], hostvars),
+            self._options.wanted,
+            pair.units_of_engines(self._defaults["tensorfold_service_engines"]),
+        )
+
+    def _is_elsewhere(self, url: str) -> bool:
+        """Whether the recipe was cloned from another repository than the default one."""
+        return not pair.same_repository(url, str(self._defaults["tensorfold_service_recipe_url"]))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _management_words(management: Mapping[str, Any]) -> str:
+    if not management["interface"]:
+        return "which interface carries it could not be told"
+    wireless = ", which is wireless: a cable is safer" if management["wireless"] else ""
+    if management["how"].startswith("carries"):
+        return f"on {management['interface']}{wireless}"
+    own = management["address"] or "no address"
+    return f"the default route's interface is {management['interface']} with {own}{wireless}"
+
+
+def _ask_at_terminal(question: str, default: str, flag: str) -> str:
     hint = f" [{default}]" if default else ""
     return input(f"{question}{hint}: ").strip() or default
 
 
-def _ask_nobody(question: str, default: str) -> str:
-    if default or "empty: later" in question:
+def _ask_nobody(question: str, default: str, flag: str) -> str:
+    if default or not flag:
         return default
-    raise InventoryError(f"not given, and there is no terminal to ask at: {question}")
+    raise InventoryError(f"not given, and there is no terminal to ask at: {question} ({flag})")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="make inventory",
-        description="Write inventory/local for your two machines. What no flag gives is asked for.",
+        description="Write inventory/local for your two machines. They are looked at over ssh when "
+        "both are given as LOGIN@ADDRESS; flags win over what was found. What is then still "
+        "missing is asked for.",
     )
     for role in ROLES:
         group = parser.add_argument_group(role)
-        group.add_argument(f"--{role}", metavar="NAME", help=f"host name of the {role}")
+        group.add_argument(
+            f"--{role}",
+            metavar="LOGIN@ADDRESS[:PORT]",
+            help="ssh target; a bare name is only the host's name and is not looked at",
+        )
+        group.add_argument(f"--{role}-name", help="host name (default: what it calls itself)")
         group.add_argument(f"--{role}-address", help="management address (default: the name)")
         group.add_argument(f"--{role}-login", help="account that Ansible logs in with")
         group.add_argument(f"--{role}-user", help="account that runs the servers")
@@ -321,9 +385,21 @@ def _parser() -> argparse.ArgumentParser:
             metavar="ADDRESS/PREFIX,…",
             help="addresses of the CX7 interfaces, as INTERFACE=ADDRESS/PREFIX or without a name",
         )
+        group.add_argument(
+            f"--{role}-cable",
+            metavar="INTERFACE",
+            help="an interface of the port with the cable, when it cannot be told",
+        )
+    ssh = parser.add_argument_group("how the machines are reached (kept in the inventory)")
+    ssh.add_argument("--private-key", default="", help="ssh key, as for ansible-playbook")
+    ssh.add_argument("--ssh-common-args", default="", help="as for ansible-playbook")
+    ssh.add_argument(
+        "--ask-become-pass", action="store_true", help="ask for the password of sudo (not kept)"
+    )
+    parser.add_argument("--no-discover", action="store_true", help="look at nothing, only write")
     parser.add_argument("--recipe-commit", help="commit of the recipe (may be filled in later)")
     parser.add_argument("--wanted", default="deepseek", help="server that the pair should run")
-    parser.add_argument("--fallback", default="hikari", help=f"server to go back to, or {NONE}")
+    parser.add_argument("--fallback", help=f"server to go back to, or {NONE}")
     parser.add_argument("--output", type=Path, default=ROOT / "inventory/local")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
     return parser
@@ -334,8 +410,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     ask = _ask_at_terminal if sys.stdin.isatty() else _ask_nobody
     try:
-        answers = gather(options, ask)
-        check(answers, default_variables())
+        defaults = default_variables()
+        if not options.force:  # before anybody is asked anything
+            refuse_to_replace(options.output, FILES)
+        targets = targets_of(options)
+        views = discovered(options, targets)
+        answers = Gathering(options, ask, targets, views, defaults).answers()
+        check(answers, defaults)
         written = write(options.output, files(answers), force=options.force)
     except SparkPairError as error:
         print(f"inventory: {error}", file=sys.stderr)
@@ -343,15 +424,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EOFError, KeyboardInterrupt):
         print("\ninventory: nothing was written", file=sys.stderr)
         return 130
+    _tell(answers, written)
+    return 0
+
+
+def _tell(answers: Answers, written: Sequence[Path]) -> None:
     print("Written, please review:")
     for path in written:
         print(f"  {path}")
+    for words in (*answers.recipe_remarks, *answers.server_warnings):
+        print(f"  ! {words}")
     if not answers.commit:
         print(
             "Still to fill in: tensorfold_service_recipe_commit in group_vars/spark_pair/engine.yml"
         )
     print("Then: ansible-playbook site.yml -l spark_pair --tags preflight")
-    return 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings")
 HostVariables = Mapping[str, Mapping[str, Any]]
 
 INVENTORY_NAMES = ("pair_role", "pair_peer", "spark_user", "spark_home", "cx7_network_rails")
-"""Variables of a host that belong to no role."""
+"""Variables of a host that only its inventory can give."""
 
 _SERVER = "model_server_"
 _POLICY = tuple(item.name for item in fields(description.Policy))
@@ -82,7 +82,7 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
                 f"{_SERVER}api_keys.{name} must be one line of text (host {head}; its value is not "
                 "shown): set it, or remove the entry"
             )
-    catalog = _catalog(head, variables)
+    catalog = catalog_of(head, variables)
     for name in (*made, *keys):
         if name not in catalog:
             source = f"{engine_settings.PREFIX}engines" if name in made else f"{_SERVER}api_keys"
@@ -116,7 +116,7 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
     pair = pair_of(host, variables)
     head, worker = pair["head"], pair["worker"]
     entries = _mapping(head, variables, f"{engine_settings.PREFIX}engines")
-    catalog = _catalog(head, variables)
+    catalog = catalog_of(head, variables)
     names = [f"{engine_settings.PREFIX}{key}" for key in engine_settings.ENTRY_KEYS]
     values = {name: _get(head, variables, name) for name in names}
     rails = addresses(worker, variables)[1:]
@@ -264,7 +264,8 @@ def _role(host: str, variables: HostVariables) -> Role:
     )
 
 
-def _catalog(head: str, variables: HostVariables) -> dict[str, dict[str, Any]]:
+def catalog_of(head: str, variables: HostVariables) -> dict[str, dict[str, Any]]:
+    """The servers of a pair: the catalogue with the operator's corrections merged into it."""
     catalog = _mapping(head, variables, f"{_SERVER}catalog")
     merged = _merge(catalog, _mapping(head, variables, f"{_SERVER}extra"))
     for name, entry in merged.items():
