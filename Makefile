@@ -50,7 +50,7 @@ demo: pair ## the whole journey on the simulated pair: Hikari, cut-over to DeepS
 	@echo '  make destroy                                                            # remove the simulated pair'
 
 .PHONY: inventory
-inventory: setup ## describe your own two Sparks: writes inventory/local (ARGS="--help" for flags)
+inventory: setup ## look at your own two Sparks and write inventory/local (ARGS="--head LOGIN@ADDRESS --worker LOGIN@ADDRESS")
 	@$(PYTHON) -m spark_pair.inventory $(ARGS)
 
 .PHONY: lint
@@ -78,7 +78,8 @@ molecule: setup ## every molecule scenario on the simulated pair
 	molecule/run
 
 .PHONY: test
-test: lint unit molecule ## lint, unit and molecule
+test: ## lint, unit and molecule, at the same time
+	@.ci/test
 
 .PHONY: clean
 clean: destroy ## remove the simulated pair, its image and everything generated but inventory/local

@@ -74,7 +74,7 @@ def pair_command(*words: str, seconds: float = 180) -> None:
 
 
 def set_fault(host: str, component: str, **fault: Any) -> None:
-    """Ask a stand-in on `host` to misbehave: `engine`, `recipe`, `hikari` or `memory`."""
+    """Ask a stand-in on `host` to misbehave (see simulated_pair/standins/README.md)."""
     pair_command("fault", host, component, json.dumps(fault))
 
 
@@ -108,17 +108,16 @@ def server_lives() -> list[tuple[str, ledger.Interval]]:
 
 # What a read-only or refused run must leave as it is. Left out: Ansible's own work directory, and
 # what ssh itself writes in the controller's account. Watchdog and collector come and go by
-# themselves, so only whether their timers run is noted.
+# themselves, so only whether their timers run is noted. Whether a unit is enabled or masked is a
+# link below /etc or /run; asking systemd would cost it a third of a second.
 _FINGERPRINT = r"""
 set -euo pipefail
-places=(/etc /opt /usr/local /home /root /srv)
+places=(/etc /run/systemd/system /opt /usr/local /home /root /srv)
 [ ! -d /var/lib/spark-pair ] || places+=(/var/lib/spark-pair)
 skip=( -path /opt/standins -o -path /srv/simulation -o -name .ansible )
 find "${places[@]}" \( "${skip[@]}" \) -prune -o -printf '%p\t%y %m %u:%g %l\n'
 find "${places[@]}" \( "${skip[@]}" \) -prune -o -type f -print0 | xargs -0 sha256sum |
-    while read -r sum path; do printf 'content of %s\t%s\n' "$path" "$sum"; done
-systemctl list-unit-files --plain --no-legend --type service,timer |
-    while read -r unit state _; do printf 'unit file %s\t%s\n' "$unit" "$state"; done
+    sed -E 's/^(\S+) +(.*)$/content of \2\t\1/'
 properties=Id,ActiveState,MainPID,ActiveEnterTimestampMonotonic
 systemctl show --property "$properties" docker.service ssh.service 'dsv41-*' 'spark-pair-*' \
     qwen38fn-miaai-{head,worker}.service qwen38fn-miaai-{head-watchdog,metrics}.timer |

@@ -263,9 +263,10 @@ def ansible_playbook(*words: str) -> tuple[int, str]:
 class Controller:
     """ansible-playbook as a plain process, for stories in which the controller dies."""
 
-    def __init__(self, tags: str) -> None:
+    def __init__(self, tags: str, extra_vars: Mapping[str, Any] | None = None) -> None:
+        given = ["-e", json.dumps(extra_vars)] if extra_vars else []
         self._process = subprocess.Popen(
-            [str(_PROGRAM), "-i", str(INVENTORY), "site.yml", "--tags", tags],
+            [str(_PROGRAM), "-i", str(INVENTORY), "site.yml", "--tags", tags, *given],
             cwd=CHECKOUT,
             env={**os.environ, "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,

@@ -5,11 +5,12 @@ import subprocess
 
 from simulated_pair.naming import CHECKOUT
 
-from .machines import HOSTS, on, on_both, pair_command
+from .machines import on_both, pair_command
 from .plays import play
 
-# In memory, so that a machine that was booted or made anew is prepared again.
-_STAMP = "/run/prepared-for-stories"
+# Outside of what the plays write. It outlives a boot, which undoes nothing of theirs, and goes with
+# "reset --bare".
+_STAMP = "/var/lib/simulated-pair/prepared-for-stories"
 _PRODUCT = (
     "action_plugins",
     "filter_plugins",
@@ -39,8 +40,12 @@ def prepare() -> None:
         pair_command("reset", "--bare")
     forget()
     play("runtime,tools,service").succeeded()
-    for host in HOSTS:
-        on(host, f"printf %s {wanted} >{_STAMP}")
+    note()
+
+
+def note() -> None:
+    """Note that this checkout's plays, with no variables of a story's own, prepared the pair."""
+    on_both(f"printf %s {_content()} >{_STAMP}")
 
 
 def forget() -> None:

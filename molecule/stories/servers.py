@@ -17,6 +17,7 @@ from .machines import (
     WORKER,
     assert_never_two_servers,
     clear_faults,
+    exit_code_of,
     is_active,
     machine,
     on,
@@ -170,6 +171,16 @@ def the_one_that_generates() -> str:
     found = [server for server in API if generates(server)]
     assert len(found) == 1, f"exactly one server must answer, these do: {found}"
     return found[0]
+
+
+def let_deepseek_serve() -> None:
+    """Bring the pair to where a story about a serving DeepSeek begins.
+
+    By the host's own command: how it came to serve is another story, which costs a play.
+    """
+    code, said = exit_code_of(HEAD, "spark-pair switch deepseek", seconds=180)
+    assert code == 0, said
+    assert_deepseek_alone()
 
 
 def back_to_hikari() -> None:

@@ -65,6 +65,7 @@ def _engine(host: str) -> tuple[dict[str, str], list[str]]:
     return environment, [*(shown["Entrypoint"] or []), *(shown["Cmd"] or [])]
 
 
+@pytest.mark.fault(38)
 def test_nothing_stale_reaches_the_engine(stale: None) -> None:
     play("cutover", environment=STALE).succeeded()
     assert_deepseek_alone()

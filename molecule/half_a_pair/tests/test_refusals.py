@@ -15,7 +15,7 @@ from simulated_pair.naming import CHECKOUT
 
 RECIPE_HEAD = CHECKOUT / "simulated_pair" / "standins" / "recipe" / "HEAD.txt"
 
-MUTATING = (None, "runtime", "tools", "service", "cutover", "stop_incumbent", "rollback")
+MUTATING = (None, "network", "runtime", "tools", "service", "cutover", "stop_incumbent", "rollback")
 """Tags that need both machines; None is a plain run."""
 
 
@@ -105,10 +105,19 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+IN_A_PLAIN_RUN = (
+    "unknown server",
+    "no peer",
+    "misspelt variable",
+    "a branch where a commit belongs",
+)
+"""One of each kind. The others are refused by the same gate, at the head of a single stage."""
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_variables_are_refused_by_name(wrong: str, as_it_was: Fingerprint) -> None:
     variables, names = WRONG[wrong]
-    played = play(extra_vars=variables).refused()
+    played = play(None if wrong in IN_A_PLAIN_RUN else "service", extra_vars=variables).refused()
     for name in names:
         assert name in played.words, f"{name!r} is not named in {played.words!r}"
     assert all("\n" not in one.message for one in played.failures)

@@ -20,6 +20,7 @@ from stories.servers import (
     assert_deepseek_alone,
     assert_hikari_alone,
     generates,
+    let_deepseek_serve,
     the_one_that_generates,
 )
 from stories.waiting import wait_for
@@ -83,7 +84,7 @@ def test_without_its_process_the_switch_ends_well(phase: str) -> None:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_reboot_brings_the_fallback_back_by_itself(host: str) -> None:
-    play("cutover").succeeded()
+    let_deepseek_serve()
     pair_command("cut-power", host)
     pair_command("boot", host)
     wait_for("Hikari serves after the boot", lambda: generates("hikari"), 120, every=1)

@@ -18,6 +18,7 @@ from stories.plays import play, start_play
 from stories.servers import (
     assert_deepseek_alone,
     assert_hikari_alone,
+    let_deepseek_serve,
 )
 
 SCRIPT = "/usr/local/bin/rollback-to-hikari.sh"
@@ -25,8 +26,7 @@ SCRIPT = "/usr/local/bin/rollback-to-hikari.sh"
 
 @pytest.fixture
 def deepseek_serves(hikari_serves: None) -> None:
-    play("cutover").succeeded()
-    assert_deepseek_alone()
+    let_deepseek_serve()
 
 
 def _assert_back() -> None:
