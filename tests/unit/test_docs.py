@@ -6,6 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,3 +23,10 @@ def test_links_between_pages_lead_somewhere() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_names_every_tag() -> None:
+    plays = yaml.safe_load((ROOT / "site.yml").read_text())
+    tags = [tag for play in plays for tag in play["tags"] if tag != "never"]
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(tags)

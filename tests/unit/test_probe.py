@@ -71,6 +71,7 @@ class TestJudge:
             "the reply has no text (finish_reason 'length')",
         )
 
+    @pytest.mark.fault(36)
     def test_another_model_holds_the_port(self) -> None:
         kind, why, _ = judge(200, json.dumps(completion(model="Qwen")), server())
         assert kind == "mismatch"
@@ -94,6 +95,7 @@ class TestJudge:
         del data["usage"]
         assert judge(200, json.dumps(data), server())[0] == "instant_stop"
 
+    @pytest.mark.fault(43)
     def test_one_repeated_character(self) -> None:
         kind, why, _ = judge(200, reply({"content": "!" * 16}), server())
         assert kind == "bad"

@@ -49,6 +49,7 @@ class TestCutOver:
         assert pair.links["deepseek"] == NEW
         assert pair.overlaps == []
 
+    @pytest.mark.fault(13)
     def test_stops_keepers_first_and_servers_in_reverse(self, pair: FakePair) -> None:
         switch(pair)
         stops = [action for action in pair.actions if action.startswith("stop")]
@@ -136,12 +137,14 @@ class TestRefuse:
         assert code is Exit.REFUSED
         assert "hikari-head.service on b is masked" in job.message
 
+    @pytest.mark.fault(36)
     def test_a_squatted_port(self, pair: FakePair) -> None:
         pair.squatted = {8888}
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "port 8888 on a is in use" in job.message
 
+    @pytest.mark.fault(39)
     def test_another_container_name_in_the_dry_run(self, pair: FakePair) -> None:
         pair.dry_run_out = "docker run --name other image"
         code, job = switch(pair)
@@ -177,6 +180,7 @@ class TestRefuse:
         assert why in job.message
         assert pair.actions == []
 
+    @pytest.mark.fault(28)
     def test_an_overloaded_server_is_busy_and_not_dead(self, pair: FakePair) -> None:
         switch(pair)
         pair.servers["deepseek"].probe = bad("overloaded", "HTTP 503: the engine is busy")
@@ -230,6 +234,7 @@ class TestDrain:
     @pytest.mark.parametrize(
         "load", [Load(None, 0, None), Load(0, None, None), Load(), Load(3, 0, None)]
     )
+    @pytest.mark.fault(8)
     def test_unknown_is_never_zero_and_the_deadline_keeps_the_old_one(
         self, pair: FakePair, load: Load
     ) -> None:
@@ -248,6 +253,7 @@ class TestDrain:
         assert code is Exit.DONE
         assert pair.generates() == ["hikari"]
 
+    @pytest.mark.fault(1)
     def test_a_dead_server_is_not_drained(self, pair: FakePair) -> None:
         switch(pair)
         frozen = Load(0, 0, (7.0,))
@@ -274,6 +280,7 @@ class TestRecover:
             (bad("http", "HTTP 500"), "HTTP 500"),
         ],
     )
+    @pytest.mark.fault(1)
     def test_a_server_that_does_not_generate(self, pair: FakePair, probe: Any, words: str) -> None:
         pair.servers["deepseek"].probe = probe
         code, job = switch(pair)
@@ -291,6 +298,7 @@ class TestRecover:
         assert "it broke" in job.message
         assert pair.generates() == ["hikari"]
 
+    @pytest.mark.fault(17)
     def test_a_slow_second_rank_is_not_taken_for_a_lost_one(self, pair: FakePair) -> None:
         pair.servers["deepseek"].slow_rank_until = 8
         code, _ = switch(pair)
@@ -313,6 +321,7 @@ class TestRecover:
         assert code is Exit.RECOVERED
         assert "the start script of deepseek on a ended with success, but no rank" in job.message
 
+    @pytest.mark.fault(40)
     def test_a_smaller_context(self, pair: FakePair) -> None:
         pair.servers["deepseek"].context = 131072
         code, job = switch(pair)
@@ -325,6 +334,7 @@ class TestRecover:
         assert code is Exit.RECOVERED
         assert "could never be drained" in job.message
 
+    @pytest.mark.fault(18)
     def test_memory_that_does_not_come_back(self, pair: FakePair) -> None:
         pair.held_gib = 20
         code, job = switch(pair)
@@ -381,6 +391,7 @@ class TestRecover:
         assert pair.answers() == []
         assert pair.events[-1]["event"] == "stuck"
 
+    @pytest.mark.fault(41)
     def test_a_rank_that_stop_sh_left_behind_is_removed(self, pair: FakePair) -> None:
         switch(pair)
         pair.servers["deepseek"].stops = False

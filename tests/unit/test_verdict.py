@@ -235,6 +235,7 @@ class TestWeigh:
     def test_two_failures_are_never_enough(self) -> None:
         assert weigh(evidence(9999, failures=2), POLICY) is None
 
+    @pytest.mark.fault(42)
     def test_beside_others_a_long_prefill_is_allowed(self) -> None:
         before = Load(2, 0, (5.0,))
         last = late(Load(3, 0, (5.0,)))
