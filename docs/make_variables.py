@@ -59,7 +59,8 @@ def _default(name: str, option: dict[str, Any], defaults: dict[str, Any]) -> str
     if name not in defaults and "default" not in option:
         return "none: yours to set" if option.get("required") else ""
     value = defaults.get(name, option.get("default"))
-    if isinstance(value, dict | list) and value:
+    plain = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(value, dict | list) and value and not plain:
         return "see `group_vars/all`"
     return f"`{json.dumps(value)}`" if value not in ("", None) else "empty"
 
