@@ -17,6 +17,7 @@ if str(ROOT) not in sys.path:
 
 from spark_pair import findings_table, pair_variables  # noqa: E402 - needs the path above
 from spark_pair.findings import Finding  # noqa: E402
+from spark_pair.preflight import asked  # noqa: E402
 from spark_pair.rails import bandwidth, judge  # noqa: E402
 
 display = Display()
@@ -55,7 +56,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         host = str(variables["inventory_hostname"])
         pair: dict[Any, str] = dict(variables[self._task.args["gate"]]["pair"])
-        accepted = [str(name) for name in self._task.args.get("accepted") or ()]
+        accepted = asked.accepted(self._task.args.get("accepted"))
         hostvars = {name: variables["hostvars"][name] for name in pair.values()}
         found = (
             self._bandwidth(pair, hostvars)

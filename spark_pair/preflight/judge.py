@@ -13,6 +13,7 @@ from typing import Any
 from .. import ansible_words
 from ..description import ROLES, PairDescription, Role
 from ..findings import Finding, Grade, worst
+from ..rails import bandwidth
 from ..rails import judge as rails_judge
 from . import access, load, machine, software
 from .checks import Check, HostCheck, Outcome, PairCheck, Sight, fail, ok, unknown
@@ -30,6 +31,9 @@ CATALOGUE: tuple[Check, ...] = (
 
 BY_ID = {check.id: check for check in CATALOGUE}
 TITLES = {check.id: check.title for check in CATALOGUE}
+NETWORK_STAGE = (*rails_judge.SSH_TITLES, *bandwidth.TITLES)
+"""Checks that the network stage adds to those of the rails; they are accepted by the same list."""
+
 _RAIL_IDS = frozenset(check.id for check in RAILS)
 
 
@@ -94,9 +98,10 @@ def findings(pair: Mapping[Role, str], seen: Mapping[Role, Seen], wanted: Wanted
 def unknown_names(accepted: Iterable[str]) -> list[str]:
     """A sentence for each accepted id that is no check's, with the nearest one that is."""
     said = []
+    known = [*BY_ID, *NETWORK_STAGE]
     for name in accepted:
-        if name not in BY_ID:
-            near = difflib.get_close_matches(str(name), BY_ID, n=1, cutoff=0.4)
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
             hint = f": did you mean {near[0]}?" if near else ""
             said.append(f"preflight_accept names {name!r}, which is no check{hint}")
     return said
