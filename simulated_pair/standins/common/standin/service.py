@@ -7,6 +7,7 @@ everything below HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import select
@@ -278,6 +279,9 @@ class Service:
         if not self.lanes.enter(reserved, lambda: self.stopping.is_set() or connection.gone()):
             self._finish(call, speech.Speech(), "cancelled", began, began)
             return
+        # Given back before the last byte: who has the whole reply does not count as running.
+        lane = contextlib.ExitStack()
+        lane.callback(self.lanes.leave, reserved)
         said = speech.Speech()
         finish = "cancelled"
         first = began
@@ -297,6 +301,7 @@ class Service:
             model = self.wrong_model if fault.mode == "wrong_model" else self.model
             self._finish(call, said, said.finish, began, first)
             finish = said.finish
+            lane.close()
             connection.finished(said, model, self.reply_extras(call, said, first - began))
             # A deliberately empty reply is no successful completion for "after the smoke test".
             self._completed = self._completed or bool(said.content or said.reasoning)
@@ -304,12 +309,13 @@ class Service:
             finish = "error"
             self._finish(call, said, finish, began, first)
             print(f"stream error: {failure}", file=sys.stderr, flush=True)
+            lane.close()
             connection.failed(str(failure))
         except ClientGoneError:
             with self.lock:
                 self.counters.disconnections += 1
         finally:
-            self.lanes.leave(reserved)
+            lane.close()
             if finish == "cancelled":
                 self._finish(call, said, finish, began, first)
 
