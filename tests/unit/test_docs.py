@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from spark_pair.preflight import judge
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,3 +32,7 @@ def test_the_readme_names_every_tag() -> None:
     tags = [tag for play in plays for tag in play["tags"] if tag != "never"]
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.M)
     assert sorted(rows) == sorted(tags)
+
+
+def test_readme_counts_the_checks_of_preflight() -> None:
+    assert f"[{len(judge.CATALOGUE)} checks]" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -86,11 +86,21 @@ def lose_configuration(hosts: Sequence[str] = HOSTS) -> None:
 
 
 def stop_hikari() -> None:
-    """Have no server running, as an operator does by hand."""
+    """Have no server running, as an operator does by hand.
+
+    Where the tool is installed a boot has the fallback brought up, some seconds after it: what is
+    stopped before that comes back.
+    """
+    wait_for("no switch is at work", _nothing_switches, 90)
     for host, timer in HIKARI_TIMERS:
         on(host, f"systemctl stop {timer} {WATCHDOG_SERVICE}")
     for host, unit in reversed(HIKARI_UNITS):
         on(host, f"systemctl stop {unit}")
+
+
+def _nothing_switches() -> bool:
+    states = on_both("systemctl is-active spark-pair-resume spark-pair-switch || true").values()
+    return not {"active", "activating"} & {word for text in states for word in text.split()}
 
 
 def phase(host: str) -> str:
