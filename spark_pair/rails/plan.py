@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..description import ROLES, PairDescription, Role
+from ..paths import SWITCH_UNIT
 from ..system import Runner
 from ..verdict import State, presence
 from . import job, netplan
@@ -38,7 +39,6 @@ LONGEST_CONFIRM_SECONDS = 3600
 DRIVER_MTU = 1500
 """MTU of an interface for which no file sets one."""
 
-SWITCH = "spark-pair-switch.service"
 NVIDIA = "0x10de"
 """PCI vendor of the GPU."""
 
@@ -270,13 +270,13 @@ def switch_at_work(runner: Runner) -> str:
     Between the stop of one server and the start of the next nothing serves, and yet the rails are
     about to be used.
     """
-    said = runner(["systemctl", "is-active", SWITCH], 15)
+    said = runner(["systemctl", "is-active", SWITCH_UNIT], 15)
     state = said.out.strip()
     if state in ("inactive", "failed", "unknown"):
         return ""
     if not state:
         return f"whether a switch is at work is not known ({said.last_words()})"
-    return f"a switch is at work ({SWITCH} is {state})"
+    return f"a switch is at work ({SWITCH_UNIT} is {state})"
 
 
 def wait_for_earlier(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from spark_pair import paths
 from spark_pair.rails import job
 from spark_pair.rails.job import Files, Job, JobError, RefusedError, Said
 
@@ -769,3 +770,9 @@ def test_the_file_runs_alone(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_the_job_looks_for_the_switch_where_the_tool_has_it() -> None:
+    # It imports nothing of ours, so it has to repeat these names.
+    assert paths.SWITCH_UNIT == job.SWITCH_UNIT
+    assert str(paths.LOCK) == job.SWITCH_LOCK
