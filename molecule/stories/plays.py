@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,22 @@ def play(
         inventory=inventory,
         environment=environment,
     ).finish()
+
+
+class Together:
+    """Plays that change nothing, some of them at the same time; each is read when it is wanted."""
+
+    def __init__(self, asked: Mapping[str, Mapping[str, Any]], at_once: int = 3) -> None:
+        """`asked` holds the arguments of `play` by the name under which the run is read."""
+        self._pool = ThreadPoolExecutor(max_workers=at_once)
+        self._runs = {name: self._pool.submit(play, **words) for name, words in asked.items()}
+
+    def __getitem__(self, name: str) -> Played:
+        return self._runs[name].result()
+
+    def close(self) -> None:
+        """Start no more of them, and wait for those that run."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def ansible_playbook(*words: str) -> tuple[int, str]:

@@ -1,15 +1,30 @@
-"""What both halves of this scenario need."""
+"""What both halves of this scenario need.
 
-from collections.abc import Iterator
+Nothing here may change a machine, so the plays run beside each other, and the machines are compared
+once, after all of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
-from stories.machines import Fingerprint, fingerprint
-from stories.servers import assert_hikari_alone, back_to_hikari
+from stories.plays import Played, Together
 
 
 @pytest.fixture(scope="module")
-def as_it_was() -> Iterator[Fingerprint]:
-    """The pair before all of these refusals; after each of them it must still look like this."""
-    back_to_hikari()
-    yield fingerprint()
-    assert_hikari_alone()
+def runs(request: pytest.FixtureRequest) -> Iterator[Together]:
+    """The plays of those tests of a module that take part in this session."""
+    asked: dict[str, Mapping[str, Any]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.module is request.module:
+            for mark in item.iter_markers("play"):
+                asked[item.name] = mark.kwargs
+    together = Together(asked)
+    yield together
+    together.close()
+
+
+@pytest.fixture
+def played(request: pytest.FixtureRequest, runs: Together) -> Played:
+    """The run that the test's mark `play` asks for."""
+    return runs[request.node.name]

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from stories.machines import HEAD, WORKER, Fingerprint, assert_untouched
-from stories.plays import INVENTORY, ansible_playbook, play
+from stories.machines import HEAD, WORKER, assert_untouched, fingerprint
+from stories.plays import INVENTORY, Played, ansible_playbook, play
+from stories.servers import assert_hikari_alone, back_to_hikari
 
 from simulated_pair.naming import CHECKOUT
 
@@ -19,26 +21,36 @@ MUTATING = (None, "network", "runtime", "tools", "service", "cutover", "stop_inc
 """Tags that need both machines; None is a plain run."""
 
 
-@pytest.mark.parametrize("tags", MUTATING)
-def test_one_machine_alone_is_refused(tags: str | None, as_it_was: Fingerprint) -> None:
-    words = play(tags, limit=HEAD).refused().one_sentence()
+@pytest.fixture(scope="module", autouse=True)
+def as_it_was() -> Iterator[None]:
+    """The pair before all of these refusals; after the last one it must still look like this."""
+    back_to_hikari()
+    before = fingerprint()
+    yield
+    assert_untouched(before)
+    assert_hikari_alone()
+
+
+def _with(tags: str | None, **words: Any) -> Any:
+    return pytest.param(id=str(tags), marks=pytest.mark.play(tags=tags, **words))
+
+
+@pytest.mark.parametrize((), [_with(tags, limit=HEAD) for tags in MUTATING])
+def test_one_machine_alone_is_refused(played: Played) -> None:
+    words = played.refused().one_sentence()
     assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in words
-    assert_untouched(as_it_was)
 
 
-def test_preflight_of_one_machine_shows_its_table(as_it_was: Fingerprint) -> None:
-    played = play("preflight", limit=HEAD)
+@pytest.mark.play(tags="preflight", limit=HEAD)
+def test_preflight_of_one_machine_shows_its_table(played: Played) -> None:
     assert "reachable over ssh" in played.output
     assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in played.words
-    assert_untouched(as_it_was)
 
 
-def test_status_of_one_machine_succeeds(as_it_was: Fingerprint) -> None:
-    played = play("status", limit=HEAD).unchanged()
-    assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in str(
-        played.result_of("Show the table", HEAD)["notes"]
-    )
-    assert_untouched(as_it_was)
+@pytest.mark.play(tags="status", limit=HEAD)
+def test_status_of_one_machine_succeeds(played: Played) -> None:
+    notes = played.unchanged().result_of("Show the table", HEAD)["notes"]
+    assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in str(notes)
 
 
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -114,21 +126,27 @@ IN_A_PLAIN_RUN = (
 """One of each kind. The others are refused by the same gate, at the head of a single stage."""
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_variables_are_refused_by_name(wrong: str, as_it_was: Fingerprint) -> None:
-    variables, names = WRONG[wrong]
-    played = play(None if wrong in IN_A_PLAIN_RUN else "service", extra_vars=variables).refused()
+def _wrong(name: str) -> Any:
+    variables, names = WRONG[name]
+    tags = None if name in IN_A_PLAIN_RUN else "service"
+    mark = pytest.mark.play(tags=tags, extra_vars=variables)
+    return pytest.param(names, id=name, marks=mark)
+
+
+@pytest.mark.parametrize("names", [_wrong(name) for name in WRONG])
+def test_wrong_variables_are_refused_by_name(names: tuple[str, ...], played: Played) -> None:
+    played.refused()
     for name in names:
         assert name in played.words, f"{name!r} is not named in {played.words!r}"
     assert all("\n" not in one.message for one in played.failures)
-    assert_untouched(as_it_was)
 
 
-@pytest.mark.parametrize("tags", ["service", "cutover"])
-def test_stages_refuse_wrong_variables_on_their_own(tags: str, as_it_was: Fingerprint) -> None:
-    played = play(tags, extra_vars={"model_server_wanted": "nonsense"}).refused()
-    assert "nonsense" in played.one_sentence()
-    assert_untouched(as_it_was)
+NONSENSE = {"model_server_wanted": "nonsense"}
+
+
+@pytest.mark.parametrize((), [_with(tags, extra_vars=NONSENSE) for tags in ("service", "cutover")])
+def test_stages_refuse_wrong_variables_on_their_own(played: Played) -> None:
+    assert "nonsense" in played.refused().one_sentence()
 
 
 @pytest.fixture
@@ -147,25 +165,20 @@ def inventory_of_one(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_peer_that_is_missing_from_the_inventory_is_named(
-    inventory_of_one: Path, as_it_was: Fingerprint
-) -> None:
+def test_a_peer_that_is_missing_from_the_inventory_is_named(inventory_of_one: Path) -> None:
     for tags in (None, "rollback"):
         played = play(tags, inventory=inventory_of_one).refused()
         assert f"pair_peer of {HEAD} is '{WORKER}', which is not in the inventory" in played.words
-    assert_untouched(as_it_was)
 
 
-def test_without_an_inventory_nothing_runs(tmp_path: Path, as_it_was: Fingerprint) -> None:
+def test_without_an_inventory_nothing_runs(tmp_path: Path) -> None:
     missing = tmp_path / "inventory" / "local"
     code, said = ansible_playbook("-i", str(missing), "site.yml")
     assert code != 0 and "TASK" not in said
     assert "No inventory was parsed" in said and str(missing) in said
-    assert_untouched(as_it_was)
 
 
-def test_a_misspelt_limit_does_not_succeed_with_nothing(as_it_was: Fingerprint) -> None:
+def test_a_misspelt_limit_does_not_succeed_with_nothing() -> None:
     code, said = ansible_playbook("-i", str(INVENTORY), "site.yml", "-l", "spark-033g")
     assert code != 0 and "TASK" not in said
     assert "spark-033g" in said
-    assert_untouched(as_it_was)

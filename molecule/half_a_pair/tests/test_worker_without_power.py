@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from stories.machines import HEAD, WORKER, Fingerprint, assert_untouched, fingerprint, pair_command
-from stories.plays import play
+from stories.machines import HEAD, WORKER, assert_untouched, fingerprint, pair_command
+from stories.plays import Played
 from stories.servers import back_to_hikari
 
 # Half of the patience that ansible.cfg asks for; nobody is there to be waited for.
@@ -13,31 +14,36 @@ IMPATIENT = {"ANSIBLE_TIMEOUT": "5"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def head(as_it_was: Fingerprint) -> Iterator[Fingerprint]:
-    """The head after its peer has lost its power."""
+def head() -> Iterator[None]:
+    """The head after its peer has lost its power: as it was, whatever is asked of it."""
+    back_to_hikari()
     pair_command("cut-power", WORKER)
-    yield fingerprint((HEAD,))
+    before = fingerprint((HEAD,))
+    yield
+    assert_untouched(before)
     pair_command("boot", WORKER)
     back_to_hikari()
 
 
-@pytest.mark.parametrize("tags", [None, "service", "cutover", "rollback"])
-def test_it_is_refused(tags: str | None, head: Fingerprint) -> None:
-    words = play(tags, environment=IMPATIENT).refused().one_sentence()
+def _with(tags: str | None) -> Any:
+    mark = pytest.mark.play(tags=tags, environment=IMPATIENT)
+    return pytest.param(id=str(tags), marks=mark)
+
+
+@pytest.mark.parametrize((), [_with(tags) for tags in (None, "service", "cutover", "rollback")])
+def test_it_is_refused(played: Played) -> None:
+    words = played.refused().one_sentence()
     assert f"{WORKER} (the worker of this pair) cannot be reached" in words
-    assert_untouched(head)
 
 
-def test_status_still_tells_what_it_can(head: Fingerprint) -> None:
-    played = play("status", environment=IMPATIENT).unchanged()
-    assert HEAD in played.table
+@pytest.mark.play(tags="status", environment=IMPATIENT)
+def test_status_still_tells_what_it_can(played: Played) -> None:
+    assert HEAD in played.unchanged().table
     assert "cannot be reached" in str(played.result_of("Show the table", HEAD)["notes"])
-    assert_untouched(head)
 
 
-def test_preflight_still_prints_its_table(head: Fingerprint) -> None:
-    played = play("preflight", environment=IMPATIENT)
+@pytest.mark.play(tags="preflight", environment=IMPATIENT)
+def test_preflight_still_prints_its_table(played: Played) -> None:
     rows = [line for line in played.output.splitlines() if "reachable over ssh" in line]
     assert rows and re.search(r"yes\s+FAILED", rows[0]), rows
     assert "cannot be reached" in played.words
-    assert_untouched(head)
