@@ -111,6 +111,10 @@ def foreign(module: str) -> set[str]:
     return {top for top in tops if top and top not in sys.stdlib_module_names} - {PACKAGE}
 
 
+# Download jobs run in the installed tool, which brings these along; nothing else may need them.
+WITH_THE_TOOL = {f"{PACKAGE}.weights.hub", f"{PACKAGE}.weights.fetch"}
+OF_THE_TOOL = {"huggingface_hub", "hf_xet", "httpx2"}
+
 FOLDERS = ("library", "filter_plugins", "action_plugins")
 ON_HOSTS = reachable(ALWAYS) | reachable(roots_in("library"))
 ALL = sorted(ON_HOSTS | reachable(name for folder in FOLDERS for name in roots_in(folder)))
@@ -157,6 +161,18 @@ def test_exceptions_never_reach_a_host() -> None:
     assert not excepted & (ON_HOSTS | reachable(roots_in("filter_plugins")))
     for name, where in WITH_ANSIBLE.items():
         assert all(name in foreign(module) for module in where), "an exception nobody needs"
+
+
+def test_packages_of_the_tool_are_imported_by_downloads_alone() -> None:
+    files = (ROOT / PACKAGE / "weights").rglob("*.py")
+    modules = {f"{PACKAGE}.weights.{path.stem}" for path in files if path.stem != "__init__"}
+    needing = {module for module in modules if foreign(module)}
+    assert needing == WITH_THE_TOOL
+    assert set().union(*map(foreign, needing)) == OF_THE_TOOL
+
+
+def test_downloads_are_not_reached_from_plugins_or_from_checking_variables() -> None:
+    assert not WITH_THE_TOOL & set(ALL)
 
 
 def test_bare_python_imports_all_of_them() -> None:
