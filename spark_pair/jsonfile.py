@@ -17,9 +17,10 @@ def read(path: Path) -> Any | None:
         return None
 
 
-def write(path: Path, data: Any, mode: int = 0o644) -> None:
+def write(path: Path, data: Any, mode: int = 0o644, *, flush: bool = True) -> None:
     """Write `data` beside `path`, flush it to disk, rename it into place.
 
+    Without `flush` nobody waits for a busy disk, and a power cut may cost the new content.
     Raises OSError when the disk refuses; the old file is then still whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,9 +29,11 @@ def write(path: Path, data: Any, mode: int = 0o644) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(data, stream, indent=1, sort_keys=True)
             stream.write("\n")
+            # By handle: in a folder of another account the name may lead elsewhere by now.
+            os.fchmod(stream.fileno(), mode)
             stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(mode)
+            if flush:
+                os.fsync(stream.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
