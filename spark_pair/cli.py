@@ -25,6 +25,7 @@ from .errors import (
     UnreachableError,
 )
 from .hostview import View, observe, to_json
+from .jobs import commands as jobs
 from .journal import open_record
 from .node import LocalNode, PeerNode, release
 from .plan_text import switch_lines
@@ -101,6 +102,8 @@ def _add_commands(commands: Any) -> None:
     one = commands.add_parser("history", help="past switches with the time of each phase")
     _history_options(one)
     one.set_defaults(run=_on_head(_history))
+
+    jobs.add_commands(commands)
 
     one = commands.add_parser("run-switch", help="for spark-pair-switch.service only")
     one.set_defaults(run=_run_switch)
