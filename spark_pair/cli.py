@@ -33,6 +33,7 @@ from .switch import run as switching
 from .switch.machine import Outcome
 from .system import run
 from .verdict import State
+from .weights import commands as weights
 
 _POLL_SECONDS = 0.3
 _SILENT_POLLS = 20
@@ -104,6 +105,7 @@ def _add_commands(commands: Any) -> None:
     one.set_defaults(run=_on_head(_history))
 
     jobs.add_commands(commands)
+    weights.add_commands(commands)
 
     one = commands.add_parser("run-switch", help="for spark-pair-switch.service only")
     one.set_defaults(run=_run_switch)

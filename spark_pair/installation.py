@@ -14,7 +14,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ PREFIX = Path("/opt/spark-pair")
 PYTHON = "/usr/bin/python3"
 STAMP = "release.json"
 """Written last: a release without it was interrupted and is made anew."""
+
+UNITS = (Path("/etc/systemd/system"), Path("/run/systemd/transient"))
+"""Where units lie that may name a release; those of jobs are in the second."""
 
 LINKS = {"spark-pair": Path("/usr/local/bin/spark-pair"), "hf": Path("/usr/local/bin/hf")}
 PACKAGES = {"git": "git", "rsync": "rsync"}
@@ -164,11 +167,12 @@ def prune(
     prefix: Path = PREFIX,
     *,
     keep: int,
-    units: Path = Path("/etc/systemd/system"),
+    units: Sequence[Path] = UNITS,
     proc: Path = Path("/proc"),
 ) -> list[str]:
     """Remove the oldest releases until `keep` are left; those in use do not count as removable."""
-    in_use = set(_named_in(prefix, _texts(units.glob("spark-pair-*.service"))))
+    named = (file for folder in units for file in folder.glob("spark-pair-*.service"))
+    in_use = set(_named_in(prefix, _texts(named)))
     in_use |= set(_named_in(prefix, _texts(proc.glob("[0-9]*/cmdline"))))
     current = current_release(prefix)
     releases = [path for path in (prefix / "releases").iterdir() if path.is_dir()]

@@ -32,6 +32,10 @@ def add_commands(commands: Any) -> None:
     _one_job(one)
     one.set_defaults(run=_stop)
 
+    one = verbs.add_parser("look", help="how job NAME is at this moment")
+    _one_job(one)
+    one.set_defaults(run=_look)
+
     one = verbs.add_parser("follow", help="show the live line of job NAME until it ends")
     _one_job(one)
     one.set_defaults(run=_follow)
@@ -65,6 +69,12 @@ def _stop(options: argparse.Namespace, _: list[str]) -> int:
         print(words.line(view))
     else:
         print(f"job {options.name} does not run, there is nothing to stop ({words.line(view)})")
+    return 0
+
+
+def _look(options: argparse.Namespace, _: list[str]) -> int:
+    view = Jobs().look(options.name)
+    print(json.dumps(told(view)) if options.json else words.line(view))
     return 0
 
 

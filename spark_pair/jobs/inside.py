@@ -16,6 +16,8 @@ from typing import Any
 
 from ..errors import SparkPairError
 from .shapes import (
+    JobError,
+    JobFailedError,
     JobResult,
     JobStoppedError,
     Progress,
@@ -23,6 +25,7 @@ from .shapes import (
     write_progress,
     write_result,
 )
+from .words import without_keys
 
 FOLDER = "SPARK_PAIR_JOB_FOLDER"
 RUN = "SPARK_PAIR_JOB_ID"
@@ -55,6 +58,7 @@ class Reporter:
         self._done = 0
         self._total: int | None = None
         self._samples: deque[tuple[float, int]] = deque()
+        self._rate: float | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Reporter:
@@ -69,6 +73,14 @@ class Reporter:
             # What was there before says nothing about the speed.
             self._samples.clear()
             self._samples.append((self._ticks(), done))
+            self._rate = None
+            self._tell()
+
+    def show(self, words: str, total: int, done: int, rate: float) -> None:
+        """The same from a program that knows its own speed (bytes a second): of a download, what
+        was found there already is done and was never fast."""
+        with self._lock:
+            self._step, self._total, self._done, self._rate = words, total, done, rate
             self._tell()
 
     def advance(self, count: int) -> None:
@@ -101,6 +113,8 @@ class Reporter:
             self._samples.popleft()
         since, before = self._samples[0]
         rate = max(0.0, (self._done - before) / (now - since)) if now > since else None
+        if self._rate is not None:
+            rate = self._rate
         left = None
         if self._total is not None and rate:
             left = max(0.0, (self._total - self._done) / rate)
@@ -142,11 +156,13 @@ def _result_of(body: Body, reporter: Reporter) -> JobResult:
         message, data = body(reporter)
     except JobStoppedError as error:
         return JobResult(False, str(error), int(error.exit), time.time(), stopped=True)
+    except JobFailedError as error:
+        return JobResult(False, str(error), 1, time.time(), data=error.data)
     except SparkPairError as error:
         return JobResult(False, str(error), int(error.exit) or 1, time.time())
     except Exception as error:  # a fault of ours: the journal gets the place, the person a sentence
-        traceback.print_exc()
-        words = f"failed unexpectedly: {type(error).__name__}: {error}"
+        print(without_keys(traceback.format_exc()), file=sys.stderr, end="")
+        words = without_keys(f"failed unexpectedly: {type(error).__name__}: {error}")
         return JobResult(False, words, 1, time.time())
     return JobResult(True, message, 0, time.time(), data=data)
 
@@ -161,10 +177,19 @@ def _stoppable(asked: threading.Event) -> Iterator[None]:
 
 
 def secret(name: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """A secret that the job was given; None when it was given none of that name."""
+    """A secret that the job was given; None when it was given none of that name.
+
+    Raises JobError when systemd promised secrets and did not hand them over: going on without
+    would end with somebody else's words about a token that is missing.
+    """
     folder = environment.get("CREDENTIALS_DIRECTORY")
     if not folder:
         return None
+    if not Path(folder).is_dir():
+        raise JobError(
+            f"systemd has not handed over the job's secrets, {folder} is not there; if "
+            "'findmnt -no PROPAGATION /' says private, 'mount --make-rshared /' helps until a boot"
+        )
     try:
         return (Path(folder) / name).read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:

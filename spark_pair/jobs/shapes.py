@@ -2,17 +2,23 @@
 
 A job is one long piece of work on one host: a download, a transfer, a graft, a cut, a build. It
 runs as the unit `spark-pair-job-<name>.service`, so that neither the controller nor ssh can end it,
-and its folder `/var/lib/spark-pair/jobs/<name>/` holds three files:
+and its folder `/var/lib/spark-pair/jobs/<name>/` holds:
 
   request.json   what was asked for (written by whoever starts it)
+  order.json     the details of it, for work that needs more than a line of arguments; root keeps
+                 the same in /var/lib/spark-pair/orders/<name>.json, since the folder is the job's
   progress.json  how far it is (written by the job, at most once a second)
+  verified.jsonl what it has proven so far and is not recorded yet (written by the job)
   result.json    how it ended (written by the job, or by systemd's last step when it could not)
 
-All three carry the id of one run, so that what an earlier run has left is never taken for news.
+Request, progress and result carry the id of one run, so that what an earlier run has left is never
+taken for news.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,8 +31,15 @@ from ..errors import DescriptionError, Exit, SparkPairError
 
 SCHEMA = 1
 REQUEST = "request.json"
+ORDER = "order.json"
+ORDERS = "orders"
+"""Folder beside that of the jobs, with root's own copies of their orders."""
+VERIFIED = "verified.jsonl"
 PROGRESS = "progress.json"
 RESULT = "result.json"
+
+LIMITS = frozenset({"limit_bytes_per_second", "workers", "floor_bytes"})
+"""Keys of an order that say how fast it goes, or how far, and not what is to be done."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -41,6 +54,14 @@ class JobStoppedError(SparkPairError):
     """The job was asked to stop and did, keeping what it has; for the job's own code to raise."""
 
     exit = Exit.GAVE_UP
+
+
+class JobFailedError(SparkPairError):
+    """The job ended without what it was for; `data` is handed to whoever started it."""
+
+    def __init__(self, words: str, data: Mapping[str, Any]) -> None:
+        super().__init__(words)
+        self.data = data
 
 
 def check_name(name: str) -> str:
@@ -77,11 +98,18 @@ class Request:
     """Working directory; empty for systemd's choice."""
     secrets: tuple[str, ...] = ()
     caps: Mapping[str, int] = field(default_factory=dict)
+    order: str = ""
+    """What tells one order from another; empty without one."""
+    record: bool = False
+    """Whether what it proves is recorded at its end."""
 
     def same_work(self, other: Request) -> bool:
-        """Whether both ask for the same, however they are called or capped."""
-        return (self.argv, self.user, self.environment, self.folder, self.secrets) == (
-            other.argv, other.user, other.environment, other.folder, other.secrets,
+        """Whether both ask for the same, however they are called, capped or let in."""
+        return self._work() == other._work()
+
+    def _work(self) -> tuple[object, ...]:
+        return (
+            self.argv, self.user, self.environment, self.folder, self.order, self.record,
         )  # fmt: skip
 
 
@@ -158,6 +186,45 @@ def write_request(folder: Path, request: Request) -> None:
     jsonfile.write(folder / REQUEST, {"schema": SCHEMA, **asdict(request)})
 
 
+def write_order(folder: Path, order: Mapping[str, Any]) -> None:
+    """Replace the order; OSError when the disk refuses."""
+    jsonfile.write(folder / ORDER, order)
+
+
+def order_digest(order: Mapping[str, Any] | None) -> str:
+    """The same for two orders of the same work, whatever their limits; empty for none."""
+    if order is None:
+        return ""
+    work = {key: value for key, value in order.items() if key not in LIMITS}
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def kept_order(jobs: Path, name: str) -> Path:
+    """Root's own copy of the order of a job, whose folder below `jobs` belongs to its account."""
+    return jobs.parent / ORDERS / f"{check_name(name)}.json"
+
+
+def covers(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether carrying out `running` does all that `wanted` asks for.
+
+    A job may have begun with files that are recorded by now: who asks again asks for fewer.
+    """
+    if not {"files", "manifest"} <= set(wanted):
+        return False
+    return _of_one_commit(running) == _of_one_commit(wanted) and (
+        set(wanted["files"]) <= set(running.get("files", ()))
+    )
+
+
+def _of_one_commit(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be alike, whatever the files and the limits."""
+    rest = {key: value for key, value in order.items() if key not in LIMITS | {"files"}}
+    manifest = rest.get("manifest")
+    if isinstance(manifest, Mapping):
+        rest["manifest"] = (manifest.get("repo"), manifest.get("commit"))
+    return rest
+
+
 def write_progress(folder: Path, run: str, progress: Progress) -> None:
     """Replace the progress of run `run`. Not flushed: losing it costs one line on a screen."""
     data = {"schema": SCHEMA, "id": run, **asdict(progress)}
@@ -184,8 +251,10 @@ def read_request(folder: Path) -> Request | None:
             folder=str(data["folder"]),
             secrets=tuple(str(name) for name in data["secrets"]),
             caps={str(key): int(value) for key, value in data["caps"].items()},
+            order=str(data.get("order", "")),
+            record=bool(data.get("record", False)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 
@@ -203,7 +272,7 @@ def read_progress(folder: Path, run: str) -> Progress | None:
             step=str(data["step"]),
             at=float(data["at"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -221,10 +290,11 @@ def read_result(folder: Path, run: str) -> JobResult | None:
             stopped=bool(data["stopped"]),
             data=dict(data["data"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    data = jsonfile.read(path)
+    # The folder is the account's, and root reads here too.
+    data = jsonfile.read_guarded(path)
     return data if isinstance(data, dict) and data.get("schema") == SCHEMA else {}

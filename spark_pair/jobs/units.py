@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pwd
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from .. import paths
+from .. import jsonfile, paths
 from ..errors import BusyError, DescriptionError, NodeError
 from ..system import Runner, run_plainly
 from .inside import FOLDER, RUN, ending
 from .shapes import (
+    ORDER,
     PROGRESS,
     REQUEST,
     RESULT,
+    VERIFIED,
     JobError,
     JobResult,
     JobState,
     JobView,
     Request,
     check_name,
+    covers,
+    kept_order,
+    order_digest,
     read_progress,
     read_request,
     read_result,
     unit_of,
+    write_order,
     write_request,
     write_result,
 )
@@ -137,8 +145,14 @@ class Jobs:
         environment: Mapping[str, str] | None = None,
         secrets: Mapping[str, str] | None = None,
         caps: Caps = NO_CAPS,
+        order: Mapping[str, Any] | None = None,
+        record: bool = False,
     ) -> Started:
         """Start the job, or attach to it when it runs.
+
+        The program finds `order` as order.json in its folder. With `record` root records at its
+        end, however that comes, what the program has proven until then (`spark-pair weights
+        record`); what a run has proven that was cut off by a boot is recorded before the next.
 
         `secrets` (name: content) reach the program as files that `inside.secret` reads; on disk
         they are only in memory-backed /run, 0600, for the moment of the start. Raises
@@ -156,15 +170,17 @@ class Jobs:
             folder=folder,
             secrets=tuple(sorted(secrets or {})),
             caps=caps.as_dict(),
+            order=order_digest(order),
+            record=record,
         )
-        _check(name, request, secrets or {})
-        order = self._order(name, request, caps)
+        _check(name, request, secrets or {}, order)
+        command = self._command(name, request, caps)
         with self._alone(name):
             if self._unit(name)["ActiveState"] in _ACTIVE:
-                return self._attached(name, request)
-            self._prepare(name, request)
+                return self._attached(name, request, order)
+            self._prepare(name, request, order)
             with self._handed_over(name, secrets or {}):
-                done = self.runner(order, _START_SECONDS)
+                done = self.runner(command, _START_SECONDS)
             # systemd-run may have been too slow to say that it has worked.
             if not done.ok and self._unit(name)["ActiveState"] not in _ACTIVE:
                 self._failed_to_start(name, request, done.last_words())
@@ -174,20 +190,33 @@ class Jobs:
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.clock()))
         return f"{moment}-{uuid.uuid4().hex[:6]}"
 
-    def _attached(self, name: str, wanted: Request) -> Started:
+    def _attached(self, name: str, wanted: Request, order: Mapping[str, Any] | None) -> Started:
         running = read_request(self.base / name)
+        if running is not None and running.order != wanted.order and order is not None:
+            known = jsonfile.read(kept_order(self.base, name))
+            # The copy may be of another run: then it is no order of what runs.
+            if (
+                isinstance(known, dict)
+                and order_digest(known) == running.order
+                and covers(known, order)
+            ):
+                wanted = replace(wanted, order=running.order)
         same = running is not None and running.same_work(wanted)
         return Started(self.look(name), attached=True, same=same)
 
-    def _order(self, name: str, request: Request, caps: Caps) -> list[str]:
+    def _command(self, name: str, request: Request, caps: Caps) -> list[str]:
+        # Without the minus a last step that fails would make a failure of a job that is done; with
+        # the plus it is root's, who alone may write the record.
+        last = [f"-{self.recorder} jobs ended"]
+        if request.record:
+            last.append(f"-+{self.recorder} weights record {name}")
         properties = [
             *([f"User={request.user}"] if request.user else []),
             *([f"WorkingDirectory={request.folder}"] if request.folder else []),
             *caps.properties(),
             f"OOMScoreAdjust={_OOM_SCORE}",
             f"TimeoutStopSec={_STOP_SECONDS}",
-            # Without the minus a recorder that fails would make a failure of a job that is done.
-            f"ExecStopPost=-{self.recorder} jobs ended",
+            *(f"ExecStopPost={step}" for step in last),
             *(f"LoadCredential={key}:{self.private / name / key}" for key in request.secrets),
         ]
         told = {**request.environment, FOLDER: str(self.base / name), RUN: request.id}
@@ -205,7 +234,7 @@ class Jobs:
             *(word.replace("$", "$$") for word in request.argv[1:]),
         ]  # fmt: skip
 
-    def _prepare(self, name: str, request: Request) -> None:
+    def _prepare(self, name: str, request: Request, order: Mapping[str, Any] | None) -> None:
         # A unit that failed stays loaded, and systemd-run refuses a name that is taken.
         self.runner(["systemctl", "reset-failed", "--", unit_of(name)], _ASK_SECONDS)
         folder = self.base / name
@@ -214,9 +243,18 @@ class Jobs:
             # The job replaces its files by renaming, for which the folder has to be its own.
             owner = _account(request.user)
             os.chown(folder, owner.pw_uid, owner.pw_gid)
-        write_request(folder, request)
-        for old in (PROGRESS, RESULT):
+        if request.record and (folder / VERIFIED).exists():
+            # When that fails, the end of this run tries again.
+            self.runner([self.recorder, "weights", "record", name], _START_SECONDS)
+        # Not before what an earlier run has left was recorded by its own order.
+        kept_order(self.base, name).unlink(missing_ok=True)
+        for old in (PROGRESS, RESULT, ORDER):
             (folder / old).unlink(missing_ok=True)
+        if order is not None:
+            write_order(folder, order)
+            _open_folder(kept_order(self.base, name).parent)
+            jsonfile.write(kept_order(self.base, name), order)
+        write_request(folder, request)
 
     def _failed_to_start(self, name: str, request: Request, why: str) -> None:
         message = f"could not be started: {why}"
@@ -268,7 +306,7 @@ class Jobs:
         return ending(unit["Result"], how, unit["ExecMainStatus"], self.clock())
 
     def _lost_words(self, request: Request) -> str:
-        why = "its process is gone and left no result, as on a full disk"
+        why = "its process is gone and left no result, as after a power cut or on a full disk"
         if request.boot != self._boot():
             why = "the machine was booted before it ended"
         return f"{why}; start it again, it goes on from what is finished"
@@ -298,9 +336,12 @@ class Jobs:
         if view.state is not JobState.RUNNING:
             return view, False
         words = ["systemctl", "--no-ask-password", "stop", "--", unit_of(name)]
-        done = self.runner(words, _STOP_SECONDS + 30)
+        # So long systemd gives the program, and then each of its last steps.
+        steps = 3 if view.request and view.request.record else 2
+        done = self.runner(words, steps * _STOP_SECONDS + 30)
         if not done.ok:
-            raise JobError(f"job {name} could not be stopped: {done.last_words()}")
+            hint = f"; only root may: sudo spark-pair jobs stop {name}" if os.geteuid() else ""
+            raise JobError(f"job {name} could not be stopped: {done.last_words()}{hint}")
         return self.look(name), True
 
     # ---- one at a time, and secrets
@@ -365,7 +406,9 @@ class Jobs:
                 (folder / key).unlink(missing_ok=True)
 
 
-def _check(name: str, request: Request, secrets: Mapping[str, str]) -> None:
+def _check(
+    name: str, request: Request, secrets: Mapping[str, str], order: Mapping[str, Any] | None
+) -> None:
     check_name(name)
     if not request.argv or not request.argv[0].startswith("/"):
         raise DescriptionError(f"job {name}: name its program by an absolute path")
@@ -374,7 +417,10 @@ def _check(name: str, request: Request, secrets: Mapping[str, str]) -> None:
     for key in request.environment:
         if not _VARIABLE.fullmatch(key):
             raise DescriptionError(f"job {name}: {key!r} cannot name an environment variable")
-    seen = (*request.argv, *request.environment.values(), request.words, request.folder)
+    seen = (
+        *request.argv, *request.environment.values(), request.words, request.folder,
+        json.dumps(order),
+    )  # fmt: skip
     for key, value in secrets.items():
         check_name(key)
         if not value.strip():
@@ -382,8 +428,8 @@ def _check(name: str, request: Request, secrets: Mapping[str, str]) -> None:
         # Both can be read by every account of the machine.
         if any(value.strip() in text for text in seen):
             raise DescriptionError(
-                f"job {name}: the secret {key} stands in its arguments or environment, where "
-                "everybody can read it; let the program read it from its file"
+                f"job {name}: the secret {key} stands in its arguments, environment or order, "
+                "where everybody can read it; let the program read it from its file"
             )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
 from .shapes import JobState, JobView, Progress
 
+_QUERY = re.compile(r"(?<=[^\s?])\?[^\s)\"'?][^\s)\"']*")
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _SILENT_SECONDS = 60
 
@@ -19,7 +22,9 @@ def line(view: JobView, now: float | None = None) -> str:
     if view.state is JobState.ABSENT:
         return f"{view.name}  never started"
     if view.state is not JobState.RUNNING:
-        return f"{view.words}  {view.state}: {view.message}"
+        # Not its last step: what it was about counts now, and the message says how it ended.
+        title = (view.request.words if view.request else "") or view.name
+        return f"{title}  {view.state}: {view.message}"
     if view.progress is None:
         return f"{view.words}  running"
     parts = [view.words, *_parts(view.progress)]
@@ -78,6 +83,12 @@ def duration(seconds: float) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h"
+
+
+def without_keys(text: str) -> str:
+    """A text without what its addresses carry behind a "?" or before an "@": whoever has that of a
+    store or a proxy may use them."""
+    return _QUERY.sub("?…", _LOGIN.sub("…@", text))
 
 
 def table(views: Sequence[JobView], now: float | None = None) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -23,6 +24,10 @@ from .. import jsonfile, paths
 from ..errors import Exit, SparkPairError
 
 SCHEMA = 1
+SHARD = ".safetensors"
+"""How the name of a file with tensors ends."""
+LOCK_SECONDS = 30.0
+"""A change of the record takes milliseconds: whoever holds it longer has come to harm."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,6 +72,19 @@ class Stat:
     inode: int
 
 
+def stat_of(path: Path) -> Stat | None:
+    """What the file system says about a file now; None when it is not there. OSError."""
+    try:
+        return stat_from(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def stat_from(found: os.stat_result) -> Stat:
+    """The part of it that tells one state of a file from another."""
+    return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
 class Described(Protocol):
     """A file as its repository describes it (`manifest.File` is one)."""
 
@@ -98,7 +116,17 @@ class Held:
     git_sha1: str = ""
     """One of both; the git id (of the blob) is all that a repository says about small files."""
     failed_at: float | None = None
-    """Since when the content is known to be wrong, although size and times are as recorded."""
+    """Since when the content is known to be wrong; time and inode are those of the wrong file."""
+
+    @property
+    def stat(self) -> Stat:
+        """What the file system said when it was proven."""
+        return Stat(self.size, self.mtime_ns, self.inode)
+
+    @property
+    def told_at(self) -> float:
+        """Epoch seconds of the last that is known about its content, good or bad."""
+        return max(self.verified_at, self.failed_at or 0.0)
 
     @property
     def algorithm(self) -> str:
@@ -190,12 +218,13 @@ def everyday(
             differs(path, Trouble.MISSING, "is not there")
         elif now.size != held.size:
             differs(path, Trouble.SIZE, f"has {now.size} bytes instead of {held.size}")
+        elif held.failed_at is not None:
+            # Also when it was touched since: wrong it stays until somebody has read it again.
+            differs(path, Trouble.CONTENT, "failed its last verification")
         elif now.inode != held.inode:
             differs(path, Trouble.CHANGED, "was replaced since it was verified")
         elif now.mtime_ns != held.mtime_ns:
             differs(path, Trouble.CHANGED, "was written to since it was verified")
-        elif held.failed_at is not None:
-            differs(path, Trouble.CONTENT, "failed its last verification")
     for path, described in (wanted or {}).items():
         known = record.files.get(path)
         if known is None:
@@ -222,7 +251,21 @@ class Provenance:
         """Put an artefact in, in place of an earlier one of that name."""
         _check(artefact)
         with self._changing() as entries:
-            entries[artefact.name] = _entry(artefact)
+            entries[artefact.name] = entry_of(artefact)
+
+    def merge(self, artefact: Artefact) -> None:
+        """Put files in beside those that are recorded of the same artefact and commit.
+
+        Of another commit nothing stays. What is recorded later than it was proven stays, too: a
+        proof that lay about says nothing about what `verify` found since. When the files lie in
+        another folder now, what stays is what lies there too, the same file by size, time and
+        inode. Where it came from is not rewritten by a few files more.
+        """
+        _check(artefact)
+        with self._changing() as entries:
+            now = entries.get(artefact.name)
+            before = self._parse(artefact.name, now) if now is not None else None
+            entries[artefact.name] = entry_of(_merged(before, artefact))
 
     def forget(self, name: str) -> bool:
         """Take an artefact out; whether it was there."""
@@ -246,7 +289,7 @@ class Provenance:
                     files[path] = held
                 elif files.get(path) != held:
                     left.append(path)
-            entries[before.name] = _entry(replace(now, files=files))
+            entries[before.name] = entry_of(replace(now, files=files))
         return tuple(sorted(left))
 
     def _entries(self) -> dict[str, Any]:
@@ -273,7 +316,7 @@ class Provenance:
 
     def _parse(self, name: str, entry: Any) -> Artefact:
         try:
-            return _artefact(name, entry)
+            return artefact_of(name, entry)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProvenanceError(
                 f"{self.path}: what is recorded about {name} cannot be understood ({error!r}). "
@@ -285,9 +328,11 @@ class Provenance:
         """The entries as they lie there, to be changed; one process at a time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        # Nobody else may open it, or whoever can read could keep root waiting.
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            os.fchmod(handle, 0o600)
+            self._lock(handle)
             entries = self._entries()
             before = json.dumps(entries, sort_keys=True)
             yield entries
@@ -295,6 +340,22 @@ class Provenance:
                 jsonfile.write(self.path, {"schema": SCHEMA, "artefacts": entries})
         finally:
             os.close(handle)
+
+    def _lock(self, handle: int) -> None:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise ProvenanceError(
+                        f"{self.path} has been held by another process for {LOCK_SECONDS:.0f} s: "
+                        f"see which with 'sudo fuser -v {self.path.parent}/.*.lock', then run it "
+                        "again"
+                    ) from None
+                time.sleep(0.05)
+            else:
+                return
 
 
 def _check(artefact: Artefact) -> None:
@@ -314,17 +375,57 @@ def _check(artefact: Artefact) -> None:
         raise ProvenanceError(f"{artefact.name or 'an artefact'} cannot be recorded: it {problem}")
 
 
-def _entry(artefact: Artefact) -> dict[str, Any]:
+def _merged(before: Artefact | None, more: Artefact) -> Artefact:
+    known = (more.kind, more.repo, more.commit)
+    if before is None or (before.kind, before.repo, before.commit) != known:
+        return more
+    kept = dict(before.files)
+    if before.folder != more.folder:
+        folder = Path(more.folder)
+        kept = {path: held for path, held in kept.items() if stat_of(folder / path) == held.stat}
+    fetched = more.origin is not Origin.GRAFTED and any(map(_is_shard, more.files))
+    if before.origin is Origin.GRAFTED and fetched:
+        # A graft vouches for all of its shards together; with one of the Hub's own among them
+        # nobody knows what a server would be given, so the grafted ones leave the record.
+        hub = {path: held for path, held in kept.items() if not _is_shard(path)}
+        return replace(more, files={**hub, **more.files})
+    newer = {
+        path: held
+        for path, held in more.files.items()
+        if path not in kept or kept[path].told_at <= held.verified_at
+    }
+    return replace(
+        before,
+        at=more.at,
+        folder=more.folder,
+        files={**kept, **newer},
+        details={**before.details, **more.details},
+    )
+
+
+def _is_shard(path: str) -> bool:
+    return path.endswith(SHARD)
+
+
+def entry_of(artefact: Artefact) -> dict[str, Any]:
+    """An artefact without its name, as it is written."""
     data = asdict(artefact)
     del data["name"]
-    for held in data["files"].values():
-        for key in ("sha256", "git_sha1", "failed_at"):
-            if not held[key]:
-                del held[key]
+    data["files"] = {path: held_entry(held) for path, held in artefact.files.items()}
     return data
 
 
-def _artefact(name: str, entry: Mapping[str, Any]) -> Artefact:
+def held_entry(held: Held) -> dict[str, Any]:
+    """A file of an artefact, as it is written."""
+    data = asdict(held)
+    for key in ("sha256", "git_sha1", "failed_at"):
+        if not data[key]:
+            del data[key]
+    return data
+
+
+def artefact_of(name: str, entry: Mapping[str, Any]) -> Artefact:
+    """The reverse of `entry_of`; KeyError, TypeError, ValueError, AttributeError for others."""
     return Artefact(
         name=name,
         kind=str(entry["kind"]),
@@ -333,12 +434,13 @@ def _artefact(name: str, entry: Mapping[str, Any]) -> Artefact:
         origin=Origin(entry["origin"]),
         at=float(entry["at"]),
         folder=str(entry["folder"]),
-        files={str(path): _held(data) for path, data in entry["files"].items()},
+        files={str(path): held_of(data) for path, data in entry["files"].items()},
         details=dict(entry.get("details", {})),
     )
 
 
-def _held(data: Mapping[str, Any]) -> Held:
+def held_of(data: Mapping[str, Any]) -> Held:
+    """The reverse of `held_entry`; KeyError, TypeError or ValueError for others."""
     held = Held(
         size=int(data["size"]),
         mtime_ns=int(data["mtime_ns"]),

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from fake_systemd import FakeSystemd
 
 from spark_pair import cli, paths
 from spark_pair.errors import BusyError, DescriptionError, NodeError
-from spark_pair.jobs import commands, inside
+from spark_pair.jobs import commands, inside, wanted
 from spark_pair.jobs.inside import Reporter, carry_out, ending, record_end, secret
 from spark_pair.jobs.shapes import (
     JobError,
+    JobFailedError,
     JobResult,
     JobState,
     JobStoppedError,
@@ -35,6 +36,7 @@ from spark_pair.jobs.shapes import (
     write_result,
 )
 from spark_pair.jobs.units import Caps, Jobs
+from spark_pair.system import Result
 
 UNIT = "spark-pair-job-download.service"
 PROGRAM = ["/opt/tool", "fetch", "checkpoint"]
@@ -144,6 +146,43 @@ class TestStart:
             "run/download.lock": 0o644,
         }
 
+    FILES: Mapping[str, Any] = (
+        {"schema": 1, "source": "checkpoint", "home": "/home/a", "endpoint": "https://hub",
+         "manifest": {"repo": "own/name", "commit": "a" * 40, "files": []}, "workers": 4,
+         "files": ["a", "b", "c"]}
+    )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("change", "same"),
+        [
+            ({"files": ["c", "a"]}, True),
+            ({"files": ["b"], "workers": 1, "floor_bytes": 7}, True),
+            ({"files": ["b", "d"]}, False),
+            ({"files": ["b"], "source": "engram"}, False),
+            ({"files": ["b"], "endpoint": "https://mirror"}, False),
+            ({"files": ["b"], "home": "/home/b"}, False),
+            ({"files": ["b"], "manifest": {"repo": "own/name", "commit": "b" * 40}}, False),
+            ({"files": ["b"], "manifest": {"repo": "own/name", "commit": "a" * 40}}, True),
+        ],
+    )
+    def test_a_job_that_does_more_than_is_asked_for_is_the_same(
+        self, jobs: Jobs, change: dict[str, Any], same: bool
+    ) -> None:
+        jobs.start("download", PROGRAM, order=self.FILES)
+        again = jobs.start("download", PROGRAM, order={**self.FILES, **change})
+        assert again.attached and again.same is same
+        assert not jobs.start("download", ["/else"], order={**self.FILES, **change}).same
+
+    def test_root_keeps_the_order_where_the_account_cannot_write(
+        self, jobs: Jobs, systemd: FakeSystemd
+    ) -> None:
+        kept = jobs.base.parent / "orders/download.json"
+        jobs.start("download", PROGRAM, order=self.FILES, user=getpass.getuser())
+        assert json.loads(kept.read_text()) == self.FILES
+        jobs.stop("download")
+        jobs.start("download", PROGRAM)
+        assert not kept.exists()
+
     def test_a_running_job_is_attached_to(self, jobs: Jobs, systemd: FakeSystemd) -> None:
         first = jobs.start("download", PROGRAM)
         again = jobs.start("download", PROGRAM, words="other words", caps=Caps(io_weight=1))
@@ -229,6 +268,111 @@ class TestStart:
         assert not systemd.units and not jobs.names()
 
 
+def test_a_stop_waits_for_the_last_steps_and_names_sudo(
+    jobs: Jobs, systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.start("download", PROGRAM, record=True)
+    given: list[float] = []
+
+    def refuse(argv: list[str], seconds: float) -> Result:
+        if "stop" not in argv:
+            return systemd(argv, seconds)
+        given.append(seconds)
+        return Result(1, "", "Access denied")
+
+    monkeypatch.setattr(jobs, "runner", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(JobError, match="Access denied; only root may: sudo spark-pair jobs stop"):
+        jobs.stop("download")
+    assert given[0] > 3 * 60
+
+
+def test_an_accident_tells_no_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(_: Reporter) -> tuple[str, Mapping[str, Any]]:
+        raise ValueError("https://store.test/x?Signature=zz failed")
+
+    assert carry_out(body, Reporter()) == 1
+    told = capsys.readouterr()
+    assert "store.test/x?…" in told.err and "Signature" not in told.err + told.out
+
+
+class TestAFolderOfSomebodyElse:
+    """The account may put there what it likes, and root looks."""
+
+    @pytest.mark.parametrize("name", ["request.json", "progress.json", "result.json"])
+    def test_nothing_is_waited_for_or_followed(self, jobs: Jobs, tmp_path: Path, name: str) -> None:
+        jobs.start("download", PROGRAM)
+        path = tmp_path / "jobs/download" / name
+        for make in (
+            os.mkfifo,
+            lambda path: path.symlink_to("/dev/zero"),
+            Path.mkdir,
+            lambda path: path.write_bytes(b"[" * 100_000),
+            lambda path: path.write_text('{"schema": 1, "id": "x", "at": Infinity, "exit": 1e999}'),
+        ):
+            if path.is_dir():
+                path.rmdir()
+            path.unlink(missing_ok=True)
+            make(path)
+            assert jobs.look("download").state is JobState.RUNNING
+
+
+class TestOrder:
+    ORDER: Mapping[str, Any] = {"schema": 1, "files": ["a"], "workers": 4, "floor_bytes": 1}
+
+    def test_the_program_finds_it_in_its_folder(
+        self, jobs: Jobs, systemd: FakeSystemd, tmp_path: Path
+    ) -> None:
+        jobs.start("download", PROGRAM, order=self.ORDER)
+        folder = Path(systemd.units[UNIT].environment[inside.FOLDER])
+        assert json.loads((folder / "order.json").read_text()) == self.ORDER
+        systemd.end(UNIT)
+        jobs.start("download", PROGRAM)
+        assert not (folder / "order.json").exists()
+
+    def test_another_order_is_other_work_and_other_limits_are_not(
+        self, jobs: Jobs, tmp_path: Path
+    ) -> None:
+        jobs.start("download", PROGRAM, order=self.ORDER)
+        limits = {"limit_bytes_per_second": 7, "workers": 1, "floor_bytes": 2}
+        assert jobs.start("download", PROGRAM, order={**self.ORDER, **limits}).same
+        assert not jobs.start("download", PROGRAM, order={**self.ORDER, "files": ["b"]}).same
+        assert not jobs.start("download", PROGRAM).same
+        # An order that is only attached to changes nothing for the program that runs.
+        assert json.loads((tmp_path / "jobs/download/order.json").read_text()) == self.ORDER
+
+    def test_root_records_at_the_end_what_was_proven(
+        self, jobs: Jobs, systemd: FakeSystemd
+    ) -> None:
+        jobs.start("download", PROGRAM, record=True)
+        assert systemd.units[UNIT].properties["ExecStopPost"] == [
+            "-/opt/release/spark-pair jobs ended",
+            "-+/opt/release/spark-pair weights record download",
+        ]
+
+    def test_what_a_run_proved_that_a_boot_cut_off_is_recorded_before_the_next(
+        self, jobs: Jobs, systemd: FakeSystemd, tmp_path: Path
+    ) -> None:
+        proofs = tmp_path / "jobs/download/verified.jsonl"
+        proofs.parent.mkdir(parents=True)
+        proofs.write_text("{}\n")
+        jobs.start("download", PROGRAM, record=True)
+        recorded = ["/opt/release/spark-pair", "weights", "record", "download"]
+        asked = [words for words in systemd.asked if words[0] != "systemctl"]
+        assert asked[0] == recorded and asked[1][0] == "systemd-run"
+        # It failed here, and nothing is lost by that.
+        assert proofs.read_text() == "{}\n"
+
+    def test_nothing_is_recorded_unasked(
+        self, jobs: Jobs, systemd: FakeSystemd, tmp_path: Path
+    ) -> None:
+        jobs.start("download", PROGRAM, record=True)
+        systemd.end(UNIT)
+        (tmp_path / "jobs/download/verified.jsonl").write_text("{}\n")
+        jobs.start("download", PROGRAM)
+        assert {words[0] for words in systemd.asked} == {"systemctl", "systemd-run"}
+
+
 class TestSecrets:
     TOKEN = "hf_" + "Abc123" * 5
 
@@ -263,12 +407,13 @@ class TestSecrets:
         assert systemd.units[UNIT].secrets == {"hub-token": self.TOKEN}
         assert not left.exists()
 
-    @pytest.mark.parametrize("place", ["argv", "environment", "words"])
+    @pytest.mark.parametrize("place", ["argv", "environment", "words", "order"])
     def test_it_may_stand_nowhere_else(self, jobs: Jobs, systemd: FakeSystemd, place: str) -> None:
         places: dict[str, dict[str, Any]] = {
             "argv": {"argv": [*PROGRAM, f"--token={self.TOKEN}"]},
             "environment": {"argv": PROGRAM, "environment": {"HF_TOKEN": self.TOKEN}},
             "words": {"argv": PROGRAM, "words": f"with {self.TOKEN}"},
+            "order": {"argv": PROGRAM, "order": {"deep": [{"token": self.TOKEN}]}},
         }
         more = places[place]
         with pytest.raises(DescriptionError, match="everybody can read it") as raised:
@@ -282,6 +427,11 @@ class TestSecrets:
         assert secret("hub-token", environment) == self.TOKEN
         assert secret("other", environment) is None
         assert secret("hub-token", {}) is None
+
+    def test_one_that_was_promised_and_is_not_there(self, tmp_path: Path) -> None:
+        environment = {"CREDENTIALS_DIRECTORY": str(tmp_path / "gone")}
+        with pytest.raises(JobError, match="not handed over"):
+            secret("hub-token", environment)
 
 
 class TestLook:
@@ -438,6 +588,88 @@ class Clock:
         return self.now
 
 
+class TestWanted:
+    """What a play wants of a job, and what it is told."""
+
+    WANTED: Mapping[str, Any] = {
+        "name": "download",
+        "argv": [sys.executable, "fetch"],
+        "words": "download checkpoint",
+        "user": "",
+        "environment": {"https_proxy": "http://proxy.example:3128"},
+        "secrets": {},
+        "caps": {"io_weight": 20, "memory_max": None},
+        "order": {"schema": 1},
+        "refused": "",
+        "record": True,
+    }
+
+    def test_started_then_attached_to(self, jobs: Jobs, systemd: FakeSystemd) -> None:
+        first = wanted.started(jobs, self.WANTED, check=False)
+        assert first["changed"] and not first["attached"] and first["same"]
+        assert first["view"]["state"] == "running" and "line" in first["view"]
+        unit = systemd.units[UNIT]
+        assert unit.properties["IOWeight"] == ["20"]
+        assert unit.environment["https_proxy"] == "http://proxy.example:3128"
+        again = wanted.started(jobs, {**self.WANTED, "order": {"schema": 2}}, check=False)
+        assert not again["changed"] and again["attached"] and not again["same"]
+
+    def test_check_mode_says_which_and_does_nothing(self, jobs: Jobs, systemd: FakeSystemd) -> None:
+        told = wanted.started(jobs, {**self.WANTED, "argv": ["/no/such/tool"]}, check=True)
+        assert told["changed"] and told["message"] == "would start job download"
+        assert not systemd.units
+        wanted.started(jobs, self.WANTED, check=False)
+        told = wanted.started(jobs, self.WANTED, check=True)
+        assert not told["changed"] and told["attached"]
+        assert wanted.stopped(jobs, "download", check=True)["changed"]
+        assert state(jobs) is JobState.RUNNING
+
+    @pytest.mark.parametrize("check", [False, True])
+    def test_what_may_not_start_now_is_attached_to_when_it_runs(
+        self, jobs: Jobs, systemd: FakeSystemd, check: bool
+    ) -> None:
+        asked = {**self.WANTED, "refused": "deepseek runs"}
+        with pytest.raises(JobError, match="deepseek runs"):
+            wanted.started(jobs, asked, check=check)
+        assert not systemd.units
+        wanted.started(jobs, self.WANTED, check=False)
+        assert wanted.started(jobs, asked, check=check)["attached"]
+
+    def test_an_older_tool_is_refused_before_anything_is_started(
+        self, jobs: Jobs, systemd: FakeSystemd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(paths, "TOOL", sys.executable)
+        usual = systemd.__call__
+
+        def with_tool(argv: Sequence[str], timeout: float) -> Result:
+            if argv[0] == sys.executable:
+                return Result(2, "", "spark-pair: error: invalid choice: 'jobs'")
+            return usual(argv, timeout)
+
+        monkeypatch.setattr(jobs, "runner", with_tool)
+        with pytest.raises(JobError, match="--tags tools"):
+            wanted.started(jobs, self.WANTED, check=False)
+        assert not systemd.units
+
+    def test_another_token_is_no_other_work(self, jobs: Jobs) -> None:
+        wanted.started(jobs, self.WANTED, check=False)
+        known = {**self.WANTED, "secrets": {"hf-token": "hf_x"}}
+        assert wanted.started(jobs, known, check=False)["same"]
+
+    def test_without_the_tool(self, jobs: Jobs, systemd: FakeSystemd) -> None:
+        with pytest.raises(JobError, match="--tags tools"):
+            wanted.started(jobs, {**self.WANTED, "argv": ["/no/such/tool"]}, check=False)
+        assert not systemd.asked
+
+    def test_looked_and_stopped(self, jobs: Jobs) -> None:
+        assert wanted.looked(jobs, "download")["view"]["state"] == "absent"
+        assert not wanted.stopped(jobs, "download", check=False)["changed"]
+        wanted.started(jobs, self.WANTED, check=False)
+        assert wanted.looked(jobs, "download")["message"] == "job download is running"
+        assert wanted.stopped(jobs, "download", check=False)["changed"]
+        assert not wanted.stopped(jobs, "download", check=False)["changed"]
+
+
 class TestReporter:
     @pytest.fixture
     def clock(self) -> Clock:
@@ -471,6 +703,21 @@ class TestReporter:
         reporter.advance(5)
         told = reporter.progress()
         assert (told.step, told.rate, told.left_seconds) == ("verify", 5.0, 9.0)
+
+    def test_a_program_that_knows_its_own_speed(
+        self, reporter: Reporter, tmp_path: Path, clock: Clock
+    ) -> None:
+        reporter.step("download", total=1000)
+        clock.now += 2
+        reporter.show("download: checking", 1000, 400, 60.0)
+        told = read_progress(tmp_path, "r1")
+        assert told and (told.done, told.total, told.rate, told.left_seconds) == (400, 1000, 60, 10)
+        assert told.step == "download: checking"
+        reporter.step("verify", total=1000, done=400)
+        clock.now += 2
+        reporter.advance(200)
+        told = read_progress(tmp_path, "r1")
+        assert told and told.rate == 100
 
     def test_written_at_most_once_a_second(
         self, reporter: Reporter, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -539,6 +786,14 @@ class TestCarryOut:
         assert code == 10 and not result.ok and not result.stopped
         assert result.message == "the hub does not answer"
         assert capsys.readouterr().err == "the hub does not answer\n"
+
+    def test_a_failure_hands_over_what_there_is(self, tmp_path: Path) -> None:
+        def body(_: Reporter) -> Any:
+            raise JobFailedError("two files differ", {"differences": [1, 2]})
+
+        code, result = self.run(tmp_path, body)
+        assert code == 1 and not result.ok and result.message == "two files differ"
+        assert result.data == {"differences": [1, 2]}
 
     def test_a_fault_of_ours(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         def body(_: Reporter) -> Any:
@@ -669,6 +924,16 @@ class TestCommand:
         assert "nothing to stop" in capsys.readouterr().out
         assert cli.main(["jobs", "stop", "upload"]) == 10
         assert "known: download" in capsys.readouterr().err
+
+    def test_look(self, systemd: FakeSystemd, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["jobs", "look", "download", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == "absent"
+        Jobs(runner=systemd).start("download", PROGRAM, words="download checkpoint")
+        assert cli.main(["jobs", "look", "download", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["state"], told["line"]) == ("running", "download checkpoint  running")
+        assert cli.main(["jobs", "look", "download"]) == 0
+        assert capsys.readouterr().out == "download checkpoint  running\n"
 
     def test_follow_to_the_end(
         self, systemd: FakeSystemd, capsys: pytest.CaptureFixture[str]

@@ -57,7 +57,7 @@ def test_what_is_not_known_is_left_out(change: dict[str, object], words: str) ->
         ),
         (
             replace(RUNNING, state=JobState.FAILED, message="no network"),
-            "download checkpoint  failed: no network",
+            "fetch the checkpoint  failed: no network",
         ),
     ],
 )
