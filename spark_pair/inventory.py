@@ -52,6 +52,8 @@ def default_variables(root: Path = ROOT) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted((root / "group_vars/all").glob("*.yml")):
         found.update(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    # The one template among what a description is made of; elsewhere Ansible works it out.
+    found["tensorfold_service_ablit"] = int(found["ablit_graft_enabled"])
     return found
 
 

@@ -17,7 +17,7 @@ from . import description, engine_settings, paths
 from .description import NONE, Role
 from .errors import DescriptionError
 
-_SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings")
+_SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings", "hf_download_environment")
 """Variables whose value no message shows."""
 
 HostVariables = Mapping[str, Mapping[str, Any]]
@@ -42,7 +42,7 @@ def pair_of(host: str, variables: HostVariables) -> dict[Role, str]:
     Raises DescriptionError when the inventory does not make a pair of them.
     """
     role = _role(host, variables)
-    peer = _get(host, variables, "pair_peer")
+    peer = value_of(host, variables, "pair_peer")
     if not isinstance(peer, str) or not peer:
         raise DescriptionError(
             f"pair_peer is not set for {host}: name the other machine of its pair there"
@@ -55,10 +55,10 @@ def pair_of(host: str, variables: HostVariables) -> dict[Role, str]:
         raise DescriptionError(
             f"pair_peer of {host} is {peer!r}, which is not in the inventory{hint}"
         )
-    back = _get(peer, variables, "pair_peer")
+    back = value_of(peer, variables, "pair_peer")
     if back != host:
         raise DescriptionError(
-            f"pair_peer of {host} is {peer}, but pair_peer of {peer} is {_shown(back)}: "
+            f"pair_peer of {host} is {peer}, but pair_peer of {peer} is {shown(back)}: "
             "the two machines of a pair must name each other"
         )
     peer_role = _role(peer, variables)
@@ -75,7 +75,7 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
     head, worker = pair["head"], pair["worker"]
     _agree(head, worker, variables)
     made = {engine.name: engine for engine in engines_of(head, variables)}
-    keys = _mapping(head, variables, f"{_SERVER}api_keys")
+    keys = mapping_of(head, variables, f"{_SERVER}api_keys")
     for name, key in keys.items():
         if not isinstance(key, str) or not key.strip() or "\n" in key:
             raise DescriptionError(
@@ -115,14 +115,14 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
     """The engine entries of this host's pair, checked. They are written to the head."""
     pair = pair_of(host, variables)
     head, worker = pair["head"], pair["worker"]
-    entries = _mapping(head, variables, f"{engine_settings.PREFIX}engines")
+    entries = mapping_of(head, variables, f"{engine_settings.PREFIX}engines")
     catalog = catalog_of(head, variables)
     names = [f"{engine_settings.PREFIX}{key}" for key in engine_settings.ENTRY_KEYS]
-    values = {name: _get(head, variables, name) for name in names}
+    values = {name: value_of(head, variables, name) for name in names}
     rails = addresses(worker, variables)[1:]
     place = engine_settings.Place(
-        *_account(head, variables),
-        *_account(worker, variables),
+        *account_of(head, variables),
+        *account_of(worker, variables),
         peer_rail=rails[0] if rails else None,
     )
     found = []
@@ -134,7 +134,7 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
         timeout = catalog.get(name, {}).get("ready_timeout", description.Server.ready_timeout)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
             raise DescriptionError(
-                f"{_SERVER}catalog.{name}.ready_timeout is {_shown(timeout)}, but must be a "
+                f"{_SERVER}catalog.{name}.ready_timeout is {shown(timeout)}, but must be a "
                 f"number above 0 (host {head})"
             )
         try:
@@ -171,7 +171,7 @@ def misspelt(
 
 def addresses(host: str, variables: HostVariables) -> list[str]:
     """Where the peer finds this host: the management address first, then its rails."""
-    found = [str(_get(host, variables, "ansible_host") or host)]
+    found = [str(value_of(host, variables, "ansible_host") or host)]
     for index, rail in enumerate(_list(host, variables, "cx7_network_rails")):
         where = f"cx7_network_rails[{index}]"
         if not isinstance(rail, Mapping) or not isinstance(rail.get("address"), str):
@@ -228,8 +228,8 @@ def _server(
 
 
 def _host(host: str, variables: HostVariables) -> dict[str, Any]:
-    user, home = _account(host, variables)
-    port = _get(host, variables, "ansible_port")
+    user, home = account_of(host, variables)
+    port = value_of(host, variables, "ansible_port")
     return {
         "name": host,
         "user": user,
@@ -239,50 +239,51 @@ def _host(host: str, variables: HostVariables) -> dict[str, Any]:
     }
 
 
-def _account(host: str, variables: HostVariables) -> tuple[str, str]:
-    user = _get(host, variables, "spark_user")
-    home = _get(host, variables, "spark_home")
+def account_of(host: str, variables: HostVariables) -> tuple[str, str]:
+    """The account that runs the servers on a host, and its home."""
+    user = value_of(host, variables, "spark_user")
+    home = value_of(host, variables, "spark_home")
     if not isinstance(user, str) or not user:
         raise DescriptionError(
             f"spark_user is not set for {host}: name the account that runs the servers there"
         )
     if not isinstance(home, str) or not home.startswith("/") or home == "/":
         raise DescriptionError(
-            f"spark_home of {host} is {_shown(home)}, but must be the absolute path of its home"
+            f"spark_home of {host} is {shown(home)}, but must be the absolute path of its home"
         )
     return user, home.rstrip("/")
 
 
 def _role(host: str, variables: HostVariables) -> Role:
-    role = _get(host, variables, "pair_role")
+    role = value_of(host, variables, "pair_role")
     for known in description.ROLES:
         if role == known:
             return known
     raise DescriptionError(
-        f"pair_role of {host} is {_shown(role)}, but must be head or worker: put the host into the "
+        f"pair_role of {host} is {shown(role)}, but must be head or worker: put the host into the "
         "group spark_head or spark_worker of the inventory"
     )
 
 
 def catalog_of(head: str, variables: HostVariables) -> dict[str, dict[str, Any]]:
     """The servers of a pair: the catalogue with the operator's corrections merged into it."""
-    catalog = _mapping(head, variables, f"{_SERVER}catalog")
-    merged = _merge(catalog, _mapping(head, variables, f"{_SERVER}extra"))
+    catalog = mapping_of(head, variables, f"{_SERVER}catalog")
+    merged = merge(catalog, mapping_of(head, variables, f"{_SERVER}extra"))
     for name, entry in merged.items():
         if not isinstance(entry, Mapping):
             raise DescriptionError(
-                f"{_SERVER}catalog.{name} must be a mapping, not {_shown(entry)} (host {head})"
+                f"{_SERVER}catalog.{name} must be a mapping, not {shown(entry)} (host {head})"
             )
     return {str(name): dict(entry) for name, entry in merged.items()}
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge key by key; a list or a plain value replaces what was there."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings key by key; a list or a plain value replaces what was there."""
     merged = dict(base)
     for key, value in over.items():
         present = merged.get(key)
         if isinstance(value, Mapping) and isinstance(present, Mapping):
-            merged[key] = _merge(present, value)
+            merged[key] = merge(present, value)
         else:
             merged[key] = value
     return merged
@@ -291,30 +292,30 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _agree(head: str, worker: str, variables: HostVariables) -> None:
     """Refuse variables of the pair as a whole that differ between its hosts."""
     for name in _PAIR_WIDE:
-        mine, theirs = _get(head, variables, name), _get(worker, variables, name)
+        mine, theirs = value_of(head, variables, name), value_of(worker, variables, name)
         if mine != theirs:
             raise DescriptionError(
-                f"{name} is {_shown(mine)} for {head} but {_shown(theirs)} for {worker}: set it "
+                f"{name} is {shown(mine)} for {head} but {shown(theirs)} for {worker}: set it "
                 "once for both, in group_vars/spark_pair of the inventory"
             )
 
 
 def _choice(head: str, variables: HostVariables, key: str, servers: Iterable[str]) -> str:
     name = f"{_SERVER}{key}"
-    value = _get(head, variables, name)
+    value = value_of(head, variables, name)
     known = [*servers, NONE]
     if value not in known:
         near = difflib.get_close_matches(str(value), known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise DescriptionError(
-            f"{name} is {_shown(value)}, but must be one of {', '.join(known)}{hint} (host {head})"
+            f"{name} is {shown(value)}, but must be one of {', '.join(known)}{hint} (host {head})"
         )
     return str(value)
 
 
 def _number(head: str, variables: HostVariables, key: str) -> float:
     name = f"{_SERVER}{key}"
-    raw = _get(head, variables, name)
+    raw = value_of(head, variables, name)
     value: Any = raw
     if isinstance(raw, str):  # -e name=2 arrives as text
         try:
@@ -324,7 +325,7 @@ def _number(head: str, variables: HostVariables, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         unit = "" if key == "restart_limit" else " of seconds"
         raise DescriptionError(
-            f"{name} is {_shown(raw)}, but must be a number{unit} above 0 (host {head})"
+            f"{name} is {shown(raw)}, but must be a number{unit} above 0 (host {head})"
         )
     return value
 
@@ -333,26 +334,28 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def _mapping(host: str, variables: HostVariables, name: str) -> Mapping[str, Any]:
-    value = _get(host, variables, name)
+def mapping_of(host: str, variables: HostVariables, name: str) -> Mapping[str, Any]:
+    """A variable that must be a mapping; {} when it is not set."""
+    value = value_of(host, variables, name)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        shown = "what it is now" if name in _SECRET else _shown(value)
-        raise DescriptionError(f"{name} must be a mapping, not {shown} (host {host})")
+        words = "what it is now" if name in _SECRET else shown(value)
+        raise DescriptionError(f"{name} must be a mapping, not {words} (host {host})")
     return value
 
 
 def _list(host: str, variables: HostVariables, name: str) -> list[Any]:
-    value = _get(host, variables, name)
+    value = value_of(host, variables, name)
     if value is None:
         return []
     if not isinstance(value, list | tuple):
-        raise DescriptionError(f"{name} must be a list, not {_shown(value)} (host {host})")
+        raise DescriptionError(f"{name} must be a list, not {shown(value)} (host {host})")
     return list(value)
 
 
-def _get(host: str, variables: HostVariables, name: str) -> Any:
+def value_of(host: str, variables: HostVariables, name: str) -> Any:
+    """A variable of a host; None when it is not set."""
     mine = variables[host]
     if name not in mine:
         return None
@@ -369,5 +372,6 @@ def _in_variables(message: str) -> str:
     return message
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a message names it."""
     return "not set" if value is None else repr(value)[:80]

@@ -16,10 +16,15 @@ def _load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+_STEPS = ("ablit_graft_", "rank_files_")
+"""Steps on the weights that the plan counts with, and that no role of their own does yet."""
+
+
 @functools.cache
 def role_prefixes(root: Path) -> tuple[str, ...]:
-    """`model_server_`, `host_tools_` … for every role there is."""
-    return tuple(sorted(f"{path.name}_" for path in (root / "roles").iterdir() if path.is_dir()))
+    """`model_server_`, `host_tools_` … for every role there is, and for steps without one."""
+    roles = (f"{path.name}_" for path in (root / "roles").iterdir() if path.is_dir())
+    return tuple(sorted({*roles, *_STEPS}))
 
 
 @functools.cache

@@ -5,8 +5,9 @@ a payload that all repositories use together. Both are read. Only the classic on
 payload lies in the repository's own folder under the hash that proves it, so a copy of the folder
 is whole, removing it frees its bytes, and a container needs only that folder mounted.
 
-Order of writing: blob, link in the snapshot, list of the commit's files, ref. Whoever sees a later
-one finds the earlier ones there. Nothing is removed that was not made here; a blob or a link of
+Order of writing: blob, link in the snapshot, ref, and when all is there the list of the commit's
+files. The ref comes with the first file: a prune between two runs would take unnamed ones away.
+Nothing is removed that was not made here; a blob or a link of
 the same name is replaced by the proven one.
 """
 
@@ -17,11 +18,11 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .. import jsonfile
 from ..errors import SparkPairError
-from .manifest import File, Manifest
+from .manifest import File, Manifest, ManifestError
 
 STAGING = ".spark-pair"
 """Folder of unfinished files inside a repository's folder."""
@@ -128,6 +129,18 @@ class Cache:
             raise _refused(error, file.path) from error
         return self.link(repo, commit, file)
 
+    def discard(self, repo: str, commit: str, file: File, payload: Payload) -> None:
+        """Take a file whose content is wrong out of the cache; raises CacheError.
+
+        A payload in the store that repositories share stays: it is not ours to judge for others.
+        """
+        entry, blob = self.snapshot(repo, commit) / file.path, self.blob(repo, file)
+        try:
+            for path in [one for one in (entry, blob) if _regular(one) == payload.path]:
+                path.unlink()
+        except OSError as error:
+            raise _refused(error, file.path) from error
+
     def link(self, repo: str, commit: str, file: File) -> Path:
         """Give the file of `blob` its name in the snapshot; returns it. Raises CacheError."""
         entry = self.snapshot(repo, commit) / file.path
@@ -160,13 +173,34 @@ class Cache:
         except OSError as error:
             raise _refused(error, path.name) from error
 
+    def read_tree(self, repo: str, commit: str) -> Manifest | None:
+        """The list of all files of a commit, kept by the hub's client or by us; None without one.
+
+        Raises OSError when it is there and cannot be read.
+        """
+        data = jsonfile.read(self.folder(repo) / "trees" / f"{commit}.json")
+        if not isinstance(data, dict) or data.get("format_version") != _TREE_FORMAT:
+            return None
+        try:
+            files = [_of_tree(path, entry) for path, entry in data["files"].items()]
+            return Manifest(repo, commit, tuple(files), "cache")
+        except (KeyError, TypeError, AttributeError, ManifestError):
+            return None
+
+    def trees(self, repo: str) -> list[str]:
+        """Commits of which such a list is kept."""
+        return sorted(path.stem for path in (self.folder(repo) / "trees").glob("*.json"))
+
     def write_ref(self, repo: str, commit: str) -> Path:
         """Name the commit, so that a prune of unnamed revisions leaves it alone."""
         path = self.folder(repo) / "refs" / f"pinned-{commit[:8]}"
         try:
             if not path.is_file() or path.read_text(encoding="ascii", errors="replace") != commit:
                 self._make(path.parent)
-                beside = self.make_staging(repo) / f"{commit}.{os.getpid()}.ref"
+                # Not among the refs, where everything is taken for one.
+                staging = self.staging(repo)
+                beside = staging if staging.is_dir() else self.folder(repo)
+                beside /= f".{commit}.{os.getpid()}.ref"
                 with beside.open("w", encoding="ascii") as stream:
                     stream.write(commit)  # no line end: with one, looking it up fails
                     stream.flush()
@@ -251,7 +285,12 @@ def _sizes(paths: Iterable[Path]) -> Iterator[int]:
         except OSError:
             continue
         if stat.S_ISREG(found.st_mode):
-            yield min(found.st_size, found.st_blocks * 512)
+            yield occupied(found)
+
+
+def occupied(found: os.stat_result) -> int:
+    """Bytes of a file that are really there; holes are not."""
+    return min(found.st_size, found.st_blocks * 512)
 
 
 def _tree_entry(file: File) -> dict[str, str | int]:
@@ -261,6 +300,11 @@ def _tree_entry(file: File) -> dict[str, str | int]:
     if file.xet_hash:
         entry["xet_hash"] = file.xet_hash
     return entry
+
+
+def _of_tree(path: str, entry: Mapping[str, Any]) -> File:
+    size = entry["lfs_size"] if entry.get("lfs_sha256") else entry["size"]
+    return File(path, size, entry["blob_id"], entry.get("lfs_sha256"), entry.get("xet_hash"))
 
 
 def _give(path: Path, folder: Path) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .budget import GB, GIB
-from .holdings import SHARD, Holdings, Wanted
+from .holdings import Holdings, Wanted
 from .manifest import File, Selector
+from .provenance import SHARD
 
 Order = Literal["download_first", "minimal"]
 ORDERS: tuple[Order, ...] = ("download_first", "minimal")

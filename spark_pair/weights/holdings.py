@@ -10,10 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .manifest import File, HostRole, Manifest, Source
-from .provenance import Artefact, Origin
-
-SHARD = ".safetensors"
-"""How the name of a file with tensors ends."""
+from .provenance import SHARD, Artefact, Origin
 
 OVERLAY = "overlay"
 """Key of an artefact's details for the overlay's commit; absent or None for stock weights."""

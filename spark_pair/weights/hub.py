@@ -21,6 +21,7 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 from ..errors import SparkPairError
+from ..jobs.words import duration, without_keys
 from .manifest import SHORTEST_PREFIX, File, Manifest, ManifestError, is_commit, is_prefix
 
 ENDPOINT = "https://huggingface.co"
@@ -37,7 +38,10 @@ PAGES_AT_MOST = 1000
 COMMIT_PAGES_AT_MOST = 20
 ASK_SECONDS = 30.0
 CONNECT_SECONDS = 15.0
-LONGEST_WAIT_SECONDS = 300.0
+STORE_SECONDS = 5.0
+"""For a question to the content store that one can do without."""
+LONGEST_WAIT_SECONDS = 3600.0
+"""The Hub's own limits count by the hour; whoever asks for longer is not believed."""
 
 _REDIRECTS = range(300, 400)
 _REDIRECTS_AT_MOST = 5
@@ -47,7 +51,7 @@ class HubError(SparkPairError):
     """The Hub did not give what was asked for; the message says why and what to do next."""
 
     def __init__(self, kind: Kind, words: str, retry_after: float | None = None) -> None:
-        super().__init__(words)
+        super().__init__(without_keys(words))
         self.kind = kind
         self.retry_after = retry_after
         """Seconds the Hub asks to wait; None when it names none."""
@@ -67,7 +71,10 @@ class Hub:
         token: str | None = None,
         *,
         sleep: Callable[[float], object] = time.sleep,
+        wait_at_most: float | None = None,
     ) -> None:
+        """`sleep` may raise to end a wait early. `wait_at_most` seconds in all are spent on
+        failures that may pass; None for no such limit, where nobody sits in front of it."""
         self.endpoint = endpoint.rstrip("/")
         self.has_token = bool(token)
         # Made here: the client's own would look for a token in the account's folder.
@@ -75,6 +82,8 @@ class Hub:
         if token:
             self.headers = {**self.headers, "Authorization": f"Bearer {token}"}
         self._sleep = sleep
+        self._wait_at_most = wait_at_most
+        self._waited = 0.0
 
     def resolve(self, repo: str, revision: str) -> str:
         """The whole commit that a commit or the beginning of one means.
@@ -133,8 +142,12 @@ class Hub:
         self.ask("HEAD", self.url_of(repo, commit, path), repo, commit, path)
 
     def xet_read_token(self, repo: str, commit: str) -> tuple[str, str, int]:
-        """Where the content store of a repository is, a token for it, its end (Unix seconds)."""
-        headers = self.ask("GET", self.xet_token_url(repo, commit), repo, commit).headers
+        """Where the content store of a repository is, a token for it, its end (Unix seconds).
+
+        Tried once: whoever fetches has a patience of its own, and others wait for the same token.
+        """
+        url = self.xet_token_url(repo, commit)
+        headers = self._ask_once("GET", url, repo, commit, "").headers
         try:
             return (
                 headers["X-Xet-Cas-Url"],
@@ -145,6 +158,26 @@ class Hub:
             raise HubError(
                 "answer", f"{self._host} gives no way to the content store of {repo} ({error})."
             ) from error
+
+    def bytes_into_chunk(self, store: str, token: str, xet_hash: str, at: int) -> int:
+        """How far byte `at` of a file is behind the beginning of the store's chunk that holds it.
+
+        The store's own answer, and its own token: the Hub's does not go there. Raises HubError.
+        """
+        url = f"{store.rstrip('/')}/v1/reconstructions/{xet_hash}"
+        headers = {
+            "User-Agent": self.headers["User-Agent"],
+            "Authorization": f"Bearer {token}",
+            "Range": f"bytes={at}-{at}",
+        }
+        timeout = httpx2.Timeout(STORE_SECONDS)
+        with self.network_errors():
+            response = get_session().get(url, headers=headers, timeout=timeout)
+        answer = self._json(response) if response.is_success else None
+        count = answer.get("offset_into_first_range") if isinstance(answer, dict) else None
+        if type(count) is not int or count < 0:
+            raise HubError("answer", f"The content store of {self._host} names no chunk of a file.")
+        return count
 
     def url_of(self, repo: str, commit: str, path: str) -> str:
         """Where a file is."""
@@ -163,13 +196,27 @@ class Hub:
     ) -> httpx2.Response:
         """One request, tried again while the failure may pass; raises HubError."""
         for attempt in range(TRIES):
+            began = time.monotonic()
             try:
                 return self._ask_once(method, url, repo, revision, path)
             except HubError as error:
                 if not error.temporary or attempt == TRIES - 1:
                     raise
-                self._sleep(wait_before(attempt, error.retry_after))
+                self._wait(error, attempt, time.monotonic() - began)
         raise AssertionError("unreachable")
+
+    def _wait(self, error: HubError, attempt: int, took: float) -> None:
+        """Wait for what may pass; raises it again when that would take too long."""
+        seconds = wait_before(attempt, error.retry_after)
+        self._waited += took + seconds
+        if self._wait_at_most is not None and self._waited > self._wait_at_most:
+            asked = f" It asks to wait {duration(seconds)};" if error.retry_after else " Here"
+            raise HubError(
+                error.kind,
+                f"{error}{asked} no more than {self._wait_at_most:.0f} s are spent on waiting.",
+                error.retry_after,
+            ) from error
+        self._sleep(seconds)
 
     @contextlib.contextmanager
     def stream(

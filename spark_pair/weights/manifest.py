@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol
 
@@ -18,6 +18,10 @@ from ..errors import SparkPairError
 
 HostRole = Literal["head", "worker"]
 HOST_ROLES: tuple[HostRole, ...] = ("head", "worker")
+
+Teller = Literal["hub", "cache"]
+"""Who said what a commit holds."""
+TELLERS: tuple[Teller, ...] = ("hub", "cache")
 SHORTEST_PREFIX = 7
 """Hex digits of a commit below which a prefix is not taken for a name."""
 
@@ -151,6 +155,8 @@ class Manifest:
     """40 hex digits."""
     files: tuple[File, ...]
     """Sorted by path, each path once."""
+    told_by: Teller = field(default="hub", compare=False)
+    """A cache belongs to an account: what it says of a commit is not the Hub's word."""
     _by_path: dict[str, File] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -158,6 +164,8 @@ class Manifest:
             raise ManifestError(f"{self.repo!r} is not owner/name of a repository.")
         if not is_commit(self.commit):
             raise ManifestError(f"{self.commit!r} is not a commit of 40 hex digits.")
+        if self.told_by not in TELLERS:
+            raise ManifestError(f"{self.told_by!r} is none of {', '.join(TELLERS)}.")
         by_path = {file.path: file for file in self.files}
         if len(by_path) != len(self.files):
             raise ManifestError(f"{self.repo} at {self.commit[:8]} lists a path twice.")
@@ -202,22 +210,23 @@ class Manifest:
 
     def part(self, files: Iterable[File]) -> Manifest:
         """The same commit with some of its files."""
-        return Manifest(self.repo, self.commit, tuple(files))
+        return replace(self, files=tuple(files))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "repo": self.repo,
             "commit": self.commit,
+            "source": self.told_by,
             "files": [file.as_dict() for file in self.files],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Manifest:
-        """The reverse of `as_dict`; raises ManifestError."""
+        """The reverse of `as_dict`, without a source "hub"; raises ManifestError."""
         try:
             files = tuple(File.from_dict(file) for file in data["files"])
-            return cls(str(data["repo"]), str(data["commit"]), files)
+            return cls(str(data["repo"]), str(data["commit"]), files, data.get("source", "hub"))
         except (KeyError, TypeError) as error:
             raise ManifestError(f"This is no manifest of a repository: {error!r}.") from error
 

@@ -20,6 +20,7 @@ from typing import Any
 from .. import jsonfile
 from ..errors import SparkPairError
 from .manifest import File, Hasher
+from .provenance import Stat, stat_from
 
 FLUSH_BYTES = 32 << 20
 """After so many bytes they are brought to the disk and leave the page cache."""
@@ -112,11 +113,15 @@ class Part:
         """Whether all bytes are there and their hash is the Hub's."""
         return self.complete and self._hasher.hexdigest() == self.file.etag
 
-    def settle(self) -> None:
-        """Bring all of it to the disk and out of the page cache."""
+    def settle(self) -> Stat:
+        """Bring all of it to the disk and out of the page cache; the file as it is then.
+
+        Putting it in its place changes none of that, so whatever differs later was written later.
+        """
         self._wait_for_flush()
         os.fdatasync(self._handle)
         _drop(self._handle, 0, self.offset)
+        return stat_from(os.fstat(self._handle))
 
     def restart(self) -> None:
         """Forget all bytes."""

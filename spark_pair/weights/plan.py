@@ -204,12 +204,13 @@ def _strangers(plan: Plan, pair: Pair, names: Names) -> Iterable[str]:
 def _ways_out(
     goal: Goal, pair: Pair, disks: Disks, options: Options, names: Names
 ) -> Iterable[str]:
-    """The change of fewest settings with which everything fits."""
+    """The change of fewest settings with which everything fits.
+
+    How the overlay is grafted is not among them: that is decided by who does it.
+    """
     ways: list[tuple[str, dict[str, Any]]] = []
     if options.order != "auto":
         ways.append(("weights_disk_order: auto", {"order": "auto"}))
-    if options.overlay and options.graft == "recipe":
-        ways.append(("ablit_graft_method: in_place", {"graft": "in_place"}))
     if not options.prune and goal.checkpoint and not list(_keep_problems(goal.checkpoint, options)):
         ways.append((_PRUNE, {"prune": True}))
     for number in range(1, len(ways) + 1):

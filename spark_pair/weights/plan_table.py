@@ -30,16 +30,27 @@ _VERBS: dict[Kind, str] = {
 }
 
 
+Units = tuple[tuple[int, str], tuple[int, str]]
+"""Decimal and binary: how many bytes, and the name."""
+
+_LARGE: Units = ((GB, "GB"), (GIB, "GiB"))
+_SMALL: Units = ((10**6, "MB"), (2**20, "MiB"))
+
+
 def table(plan: Plan, names: Mapping[HostRole, str]) -> str:
-    """The whole plan in lines of text. Sizes stand in GB, as disks are sold, and in GiB."""
+    """The whole plan in lines of text.
+
+    Sizes stand in GB, as disks are sold, and in GiB; in MB and MiB where all of it is that small.
+    """
     if plan.problems and not plan.peaks:
         return _problems(plan)
     parts = [f"Order {plan.order}: {_TITLES[plan.order]}"]
+    units = _units(plan)
     if plan.steps:
-        parts += [_steps(plan.steps, names), _sums(plan.steps)]
+        parts += [_steps(plan.steps, names, units), _sums(plan.steps)]
     else:
         parts = ["Nothing is left to do: the weights are in place and recorded."]
-    parts.append(_disks(plan.peaks, names))
+    parts.append(_disks(plan.peaks, names, units))
     parts += [
         f"{names[host]}: interrupted downloads of other programs take {budget.words(count)}; they "
         "are left alone."
@@ -50,6 +61,13 @@ def table(plan: Plan, names: Mapping[HostRole, str]) -> str:
     return "\n\n".join(parts)
 
 
+def _units(plan: Plan) -> Units:
+    """By the plan's own bytes; the size of a disk says nothing about them."""
+    sizes = [step.bytes for step in plan.steps]
+    sizes += [max(peak.footprint, peak.credited) for peak in plan.peaks]
+    return _SMALL if 0 < max(sizes, default=0) < GB else _LARGE
+
+
 def _problems(plan: Plan) -> str:
     told = [
         textwrap.fill(one, WIDTH, initial_indent="  - ", subsequent_indent="    ")
@@ -58,10 +76,10 @@ def _problems(plan: Plan) -> str:
     return "\n".join(["Nothing is started:", *told])
 
 
-def _steps(steps: Sequence[Step], names: Mapping[HostRole, str]) -> str:
-    rows: list[Sequence[str]] = [("", "step", "file system", "GB", "GiB", "what")]
+def _steps(steps: Sequence[Step], names: Mapping[HostRole, str], units: Units) -> str:
+    rows: list[Sequence[str]] = [("", "step", "file system", *(name for _, name in units), "what")]
     for number, step in enumerate(steps, 1):
-        amounts = (f"{step.bytes / GB:.1f}", f"{step.bytes / GIB:.1f}")
+        amounts = (f"{step.bytes / unit:.1f}" for unit, _ in units)
         what = textwrap.wrap(step.words, WHAT, break_long_words=False, break_on_hyphens=False)
         first = (str(number), step.id, _where(step, names), *amounts)
         rows += itertools.zip_longest(*((cell,) for cell in first), what, fillvalue="")
@@ -82,7 +100,7 @@ def _sums(steps: Iterable[Step]) -> str:
     return textwrap.fill(text, WIDTH)
 
 
-def _disks(peaks: Iterable[Peak], names: Mapping[HostRole, str]) -> str:
+def _disks(peaks: Iterable[Peak], names: Mapping[HostRole, str], units: Units) -> str:
     """Two lines a file system: GB, and below it the same in GiB."""
     rows: list[Sequence[str]] = [
         ("file system", "", "size", "free", "there now", "peak", "lowest free", "in the end")
@@ -98,7 +116,7 @@ def _disks(peaks: Iterable[Peak], names: Mapping[HostRole, str]) -> str:
             peak.lowest_free,
             peak.credited + peak.after,
         )
-        for unit, name in ((GB, "GB"), (GIB, "GiB")):
+        for unit, name in units:
             rows.append((where, name, *(f"{amount / unit:.1f}" for amount in amounts)))
             where = ""
         if peak.at:

@@ -38,9 +38,13 @@ class Step:
     effects: Effects = ()
     credited: int = 0
     """Bytes of the same files that are there already and only need proving."""
+    source: str = ""
+    """Of a download or transfer of files of the Hub: the name of their source."""
+    files: tuple[str, ...] = ()
+    """The same files, by their paths in the repository."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; effects stay inside."""
+        """Plain data for JSON; effects and the list of files stay inside."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -206,6 +210,8 @@ class _Work:
             self._fetch_needs(kind, wanted, host),
             self.disks.effects(grows=[(host, "cache", left)]),
             there,
+            wanted.name,
+            tuple(file.path for file in missing),
         )
         after = held.proven(wanted.name, missing)
         if wanted is self.goal.checkpoint:

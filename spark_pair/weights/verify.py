@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from .provenance import Artefact, Difference, Held, Stat, Trouble
+from .provenance import Artefact, Difference, Held, Stat, Trouble, stat_of
 
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 2**20
+"""As much as stays in the processor's own cache between reading and hashing: measured, 8 MiB cost
+5 % more of the processor and are no faster from a disk."""
 _MIN_THREADS, _MAX_THREADS = 1, 4
 
 
@@ -38,11 +40,7 @@ class Disk:
         self.folder = Path(folder)
 
     def stat(self, path: str) -> Stat | None:
-        try:
-            found = (self.folder / path).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
+        return stat_of(self.folder / path)
 
     def blocks(self, path: str) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -63,7 +61,15 @@ Advance = Callable[[int], None]
 Stop = Callable[[], bool]
 
 
+Settled = Callable[[str, Held], None]
+"""Told a file and what is to be recorded about it once it was read; from several threads."""
+
+
 def _nothing(_: int) -> None:
+    pass
+
+
+def _nobody(_: str, __: Held) -> None:
     pass
 
 
@@ -105,6 +111,7 @@ def verify(
     threads: int = 2,
     progress: Advance = _nothing,
     stop: Stop = _never,
+    settled: Settled = _nobody,
     clock: Callable[[], float] = time.time,
 ) -> Verification:
     """Hash every file of the record again.
@@ -114,7 +121,14 @@ def verify(
     """
     check = _Check(reader, progress, stop, clock)
     sizes = {path: held.size for path, held in record.files.items()}
-    outcomes = _each(sizes, lambda path: check(path, record.files[path]), threads)
+
+    def one(path: str) -> _Outcome | None:
+        outcome = check(path, record.files[path])
+        if outcome is not None:
+            settled(path, outcome.held)
+        return outcome
+
+    outcomes = _each(sizes, one, threads)
     files = dict(record.files)
     differences = []
     unread = []
@@ -142,6 +156,7 @@ def measure(
     threads: int = 2,
     progress: Advance = _nothing,
     stop: Stop = _never,
+    settled: Settled = _nobody,
     clock: Callable[[], float] = time.time,
 ) -> Measured:
     """Hash files about which nothing is recorded; `how` says why their content is trusted.
@@ -153,7 +168,10 @@ def measure(
 
     def one(path: str) -> _Outcome | None:
         blank = Held(size=sizes[path], mtime_ns=0, inode=0, verified_at=0.0, how=how)
-        return check(path, blank)
+        outcome = check(path, blank)
+        if outcome is not None and outcome.trouble is None:
+            settled(path, outcome.held)
+        return outcome
 
     outcomes = _each(sizes, one, threads)
     found = {path: outcome for path, outcome in outcomes.items() if outcome is not None}
@@ -236,7 +254,7 @@ class _Check:
                 f"instead of {held.digest[:12]}…)"
             )
             # The one trouble that the everyday check could not see by itself.
-            marked = replace(held, failed_at=self.clock())
+            marked = replace(held, mtime_ns=stat.mtime_ns, inode=stat.inode, failed_at=self.clock())
             return _Outcome(marked, Trouble.CONTENT, words, stat.size)
         proven = replace(
             held,

@@ -17,6 +17,9 @@ def hostvars(**changes: Any) -> dict[str, dict[str, Any]]:
         "tensorfold_service_image": "engine:test",
         **changes,
     }
+    if "tensorfold_service_ablit" not in changes:
+        wanted = str(shared["ablit_graft_enabled"]).lower()
+        shared["tensorfold_service_ablit"] = int(wanted in ("true", "yes", "on"))
     return {
         "spark-a": {
             **shared,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
+
+import pytest
+from pair_hostvars import hostvars
 
 from spark_pair import gate
 from spark_pair.description import Role
+
+GATE: Any = importlib.import_module("action_plugins.spark_pair_gate")
 
 PAIR: dict[Role, str] = {"head": "spark-a", "worker": "spark-b"}
 PONG = {"ping": "pong"}
@@ -65,3 +71,24 @@ def test_a_barrier_looks_only_for_those_who_failed() -> None:
 def test_a_refusal_says_that_nothing_was_changed_only_when_that_is_known() -> None:
     assert gate.refusal(["A?", "B"], untouched=True) == "A? B. This stage has changed nothing."
     assert gate.refusal(["A."], untouched=False) == "A."
+
+
+@pytest.mark.parametrize(
+    ("inputs", "refused"), [("weights", True), ("all", False), ("names", False), ("none", False)]
+)
+def test_a_mistake_about_weights_stops_only_what_is_about_weights(
+    inputs: str, refused: bool
+) -> None:
+    both = hostvars(weights_hub_token="", weights_disk_order="fast")
+    plugin = object.__new__(GATE.ActionModule)
+    problems, description = plugin._inputs("spark-a", both, both["spark-a"], inputs)
+    assert [one.split()[0] for one in problems] == ["weights_disk_order"] * refused
+    assert bool(description) == (inputs == "all")
+
+
+@pytest.mark.parametrize("inputs", ["weights", "all", "names"])
+def test_a_misspelt_name_is_found_by_every_stage_that_looks_at_variables(inputs: str) -> None:
+    both = hostvars(weights_hub_token="", weights_disk_ordr="auto")
+    plugin = object.__new__(GATE.ActionModule)
+    (problem,) = plugin._inputs("spark-a", both, both["spark-a"], inputs)[0]
+    assert "weights_disk_ordr" in problem and "weights_disk_order?" in problem

@@ -201,15 +201,20 @@ def test_a_foreign_command_is_not_replaced(host: Path, archive: Path) -> None:
 
 
 def test_old_releases_go_but_never_one_in_use(host: Path, archive: Path, tmp_path: Path) -> None:
-    for index, letter in enumerate("abcd"):
+    for index, letter in enumerate("abced"):
         install(host, archive, letter * 12, FakePip(), keep=10)
         os.utime(host / "releases" / (letter * 12), (index, index))
-    units, proc = tmp_path / "units", tmp_path / "proc"
-    units.mkdir()
-    unit = units / "spark-pair-switch.service"
+    units, proc = (tmp_path / "units", tmp_path / "transient"), tmp_path / "proc"
+    for folder in units:
+        folder.mkdir()
+    unit = units[0] / "spark-pair-switch.service"
     unit.write_text(f"ExecStart={host}/releases/{'a' * 12}/venv/bin/spark-pair run-switch\n")
     (proc / "17").mkdir(parents=True)
     (proc / "17/cmdline").write_text(f"{host}/releases/{'b' * 12}/venv/bin/python\0x")
+    # A job's program may be another's, docker for instance; its unit still ends with the tool.
+    (units[1] / "spark-pair-job-cut.service").write_text(
+        f"ExecStopPost=-{host}/releases/{'e' * 12}/venv/bin/spark-pair jobs ended\n"
+    )
     assert installation.prune(host, keep=1, units=units, proc=proc) == ["c" * 12]
     left = sorted(path.name[0] for path in (host / "releases").iterdir())
-    assert left == ["a", "b", "d"]
+    assert left == ["a", "b", "d", "e"]

@@ -530,7 +530,7 @@ def test_little_room_is_said(pair: Pair) -> None:
 
 def test_what_the_files_take_is_shown_beside_the_free_space(pair: Pair) -> None:
     cells = pair.judge()["disk_models"].measured
-    assert cells["spark-a"].endswith("(ext4), all files: 483 GiB")
+    assert cells["spark-a"].endswith("(ext4), all files: 484 GiB")
     assert cells["spark-b"].endswith("(ext4), all files: 289 GiB")
 
 

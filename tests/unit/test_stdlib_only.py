@@ -36,11 +36,19 @@ ALWAYS = [
     )
 ]
 
-# Only ever imported by an action plugin, on the controller, where Ansible has brought it along.
-WITH_ANSIBLE = {"yaml": {f"{PACKAGE}.roles"}}
+# Only ever imported by an action plugin, on the controller, where requirements.txt brings it.
+WITH_ANSIBLE = {
+    "yaml": {f"{PACKAGE}.roles"},
+    "huggingface_hub": {f"{PACKAGE}.weights.hub"},
+    "httpx2": {f"{PACKAGE}.weights.hub"},
+}
 
 # Imported inside a function that runs only where netplan is, which brings it along.
 WITH_NETPLAN = {"yaml": {f"{PACKAGE}.rails.netplan"}}
+
+
+# Imported inside the function of the verb that downloads: the command itself needs no package.
+BEHIND_A_VERB = {f"{PACKAGE}.weights.download_job": f"{PACKAGE}.weights.commands"}
 
 
 def file_of(module: str) -> Path | None:
@@ -88,7 +96,7 @@ def reachable(names: Iterable[str]) -> set[str]:
     todo = list(modules_in(names))
     while todo:
         module = todo.pop()
-        if module not in found:
+        if module not in found and module not in BEHIND_A_VERB:
             found.add(module)
             path = file_of(module)
             assert path is not None
@@ -156,6 +164,23 @@ def test_what_netplan_brings_along_is_imported_when_it_is_needed(package: str, m
     assert package in inside and package not in at_once
 
 
+@pytest.mark.parametrize(("module", "importer"), BEHIND_A_VERB.items())
+def test_what_is_behind_a_verb_is_imported_by_that_verb_alone(module: str, importer: str) -> None:
+    path = file_of(importer)
+    assert path is not None
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    at_once = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    anywhere = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    name = module.rpartition(".")[2]
+    assert name in anywhere and name not in at_once
+    others = {
+        one
+        for one in ALL
+        if one != importer and (file := file_of(one)) and module in imports_of(file, one)
+    }
+    assert not others
+
+
 def test_exceptions_never_reach_a_host() -> None:
     excepted = set().union(*WITH_ANSIBLE.values())
     assert not excepted & (ON_HOSTS | reachable(roots_in("filter_plugins")))
@@ -172,7 +197,17 @@ def test_packages_of_the_tool_are_imported_by_downloads_alone() -> None:
 
 
 def test_downloads_are_not_reached_from_plugins_or_from_checking_variables() -> None:
-    assert not WITH_THE_TOOL & set(ALL)
+    assert WITH_THE_TOOL & set(ALL) == {f"{PACKAGE}.weights.hub"}
+
+
+def test_only_the_controllers_questions_reach_the_hub_and_only_when_they_are_asked() -> None:
+    hub, asking = f"{PACKAGE}.weights.hub", f"{PACKAGE}.weights.questions"
+    importers = {one for one in ALL if (file := file_of(one)) and hub in imports_of(file, one)}
+    assert importers == {asking}
+    path = file_of(asking)
+    assert path is not None
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert all(node.module != "hub" for node in tree.body if isinstance(node, ast.ImportFrom))
 
 
 def test_bare_python_imports_all_of_them() -> None:

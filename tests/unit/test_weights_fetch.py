@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from hub_server import STRANGER_TOKEN, TOKEN, noise_repository
 from spark_pair.weights import fetch as fetch_module
 from spark_pair.weights.cache import STAGING, Cache
 from spark_pair.weights.fetch import Outcome, Patience, Result, fetch
-from spark_pair.weights.hub import Hub
+from spark_pair.weights.hub import Hub, HubError
 from spark_pair.weights.manifest import Manifest
 from spark_pair.weights.pace import Limiter, Reading
 from spark_pair.weights.parts import Part
@@ -33,7 +34,7 @@ REPO, GATED = "own/open", "own/gated"
 BIG, MIDDLE, SMALL = "big.safetensors", "b c/-middle.safetensors", "d/small.json"
 MIB = 1 << 20
 SIZES = {BIG: 24 * MIB + 17, MIDDLE: 5 * MIB, SMALL: 3000, "empty": 0, "README.md": 400}
-QUICK = Patience(stall_seconds=20, tries=4, progress_bytes=MIB, wait_factor=0.01)
+QUICK = Patience(stall_seconds=20, seconds=0, tries=4, progress_bytes=MIB, wait_factor=0.01)
 
 Way = str
 """How large files come: "http", or "xet" from the content store."""
@@ -102,15 +103,19 @@ def all_right(server: hub_server.Hub, cache: Cache, repo: str = REPO) -> None:
 
 
 def nothing_wrong(server: hub_server.Hub, cache: Cache, repo: str = REPO) -> None:
-    """What is in place is right; nobody is told that the commit is complete."""
+    """What is in place is right and named; nobody is told that the commit is complete."""
     manifest = manifest_of(server, repo)
     for file in manifest.files:
         entry = cache.snapshot(repo, manifest.commit) / file.path
         if entry.exists():
             assert entry.read_bytes() == server.content(repo, file.path), file.path
-    assert not (cache.folder(repo) / "refs").exists()
+    ref = cache.folder(repo) / "refs" / f"pinned-{manifest.commit[:8]}"
+    there = cache.folder(repo).rglob("snapshots/*/**/*")
+    assert ref.is_file() is any(path.is_symlink() for path in there)
+    assert not (cache.folder(repo) / "trees").exists()
 
 
+@pytest.mark.fault(23)
 def test_everything_comes_once_and_stays(server: hub_server.Hub, cache: Cache) -> None:
     readings: list[Reading] = []
     result = run(server, cache, progress=readings.append)
@@ -131,6 +136,27 @@ def test_the_content_store_is_used_where_there_is_one(server: hub_server.Hub, ca
     run(server, cache, paths=[BIG])
     kinds = {request.kind for request in server.requests if request.path == BIG}
     assert ("content" in kinds) is not by_xet(server)
+
+
+def test_the_content_store_sends_no_chunk_twice(server: hub_server.Hub, cache: Cache) -> None:
+    if not by_xet(server):
+        pytest.skip("there is no content store")
+    assert run(server, cache, paths=[BIG]).whole
+    assert SIZES[BIG] < server.bytes_served(REPO, BIG) < SIZES[BIG] * 1.005
+
+
+def test_a_store_that_does_not_tell_where_chunks_begin_is_asked_once(
+    server: hub_server.Hub, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def refuse(self: Hub, store: str, token: str, xet_hash: str, at: int) -> int:
+        asked.append(at)
+        raise HubError("answer", "No.")
+
+    monkeypatch.setattr(Hub, "bytes_into_chunk", refuse)
+    assert run(server, cache, paths=[BIG]).whole
+    assert len(asked) == (1 if by_xet(server) else 0)
 
 
 Fault = dict[str, Any]
@@ -179,6 +205,7 @@ def test_only_the_rest_is_asked_for_after_a_drop(server: hub_server.Hub, cache: 
     assert server.bytes_served(REPO, BIG) <= SIZES[BIG] + 2 * MIB
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize("fault", ["corrupt", "truncate", "status", "size"])
 def test_a_fault_that_stays_leaves_nothing_wrong(
     server: hub_server.Hub, cache: Cache, fault: str
@@ -196,10 +223,63 @@ def test_a_fault_that_stays_leaves_nothing_wrong(
     nothing_wrong(server, cache)
     if fault == "corrupt":
         assert "came twice" in words and not parts_in(cache)
+        # What was fetched may be right, and the list wrong.
+        assert f"/manifests/own--open@{manifest_of(server).commit}.json" in words
 
     server.fault()
     assert run(server, cache).whole
     all_right(server, cache)
+
+
+def test_a_login_page_costs_no_byte_of_what_is_there(server: hub_server.Hub, cache: Cache) -> None:
+    if by_xet(server):
+        pytest.skip("the content store has no such answer")
+    slowed(server, 12 * MIB)
+    stop, progress = stop_after(6 * MIB)
+    first = run(server, cache, paths=[BIG], stop=stop, progress=progress)
+    (part,) = parts_in(cache)
+    before = part.read_bytes()
+    assert first.fetched == len(before) >= 6 * MIB
+    for fault in ("login_page", "truncate"):
+        server.fault(
+            {"what": fault, "on": "content", "files": BIG, "at": 3 * MIB},
+            {"what": "ignore_range", "on": "content", "files": BIG},
+        )
+        words = outcome(run(server, cache, paths=[BIG]), BIG).words
+        assert f"stands at {len(before):,} of" in words
+        assert ("login page" in words) is (fault == "login_page")
+        assert part.read_bytes() == before
+    server.fault()
+    assert run(server, cache, paths=[BIG]).fetched == SIZES[BIG] - len(before)
+
+
+def test_a_login_page_is_not_taken_for_a_small_file(server: hub_server.Hub, cache: Cache) -> None:
+    server.fault({"what": "login_page", "on": "content", "files": SMALL, "times": 2})
+    result = run(server, cache, paths=[SMALL])
+    assert result.whole and result.fetched == SIZES[SMALL]
+
+
+def test_a_server_without_ranges_costs_what_is_there_only_when_it_brought_it_again(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    if by_xet(server):
+        pytest.skip("the content store has no such answer")
+    server.fault({"what": "drop", "on": "content", "files": BIG, "at": 12 * MIB, "times": 2})
+    run(server, cache, paths=[BIG], patience=replace(QUICK, tries=1, progress_bytes=1 << 40))
+    (part,) = parts_in(cache)
+    before = part.read_bytes()
+    assert len(before) >= 11 * MIB
+    server.fault(
+        {"what": "ignore_range", "on": "content", "files": BIG},
+        {"what": "drop", "on": "content", "files": BIG, "at": 5 * MIB},
+    )
+    words = outcome(run(server, cache, paths=[BIG]), BIG).words
+    assert f"stands at {len(before):,} of" in words and part.read_bytes() == before
+    server.fault({"what": "ignore_range", "on": "content", "files": BIG})
+    assert run(server, cache, paths=[BIG]).whole
+    assert (cache.snapshot(REPO, manifest_of(server).commit) / BIG).read_bytes() == server.content(
+        REPO, BIG
+    )
 
 
 def test_a_list_with_a_wrong_size_leaves_nothing_wrong(
@@ -225,6 +305,24 @@ def test_plain_http_helps_out_where_the_content_store_fails(
     assert server.bytes_served(REPO, BIG) >= SIZES[BIG]
 
 
+def test_addresses_that_open_doors_are_not_told(
+    server: hub_server.Hub, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_xet(server):
+        pytest.skip("there is no content store")
+
+    def refuse(*_: Any) -> bytes:
+        raise RuntimeError(
+            "status 403 for url (https://store.test/xorb/ab?Signature=zz&Key=yy): no?"
+        )
+
+    monkeypatch.setattr(fetch_module._Stored, "_read", refuse)
+    server.fault({"what": "status", "on": "content", "status": 503})
+    words = outcome(run(server, cache, paths=[BIG], patience=replace(QUICK, tries=2)), BIG).words
+    assert "(https://store.test/xorb/ab?…): no?" in words and "Signature" not in words
+
+
+@pytest.mark.fault(7)
 def test_a_connection_without_bytes_is_made_anew(server: hub_server.Hub, cache: Cache) -> None:
     server.fault(
         {"what": "hang", "on": content_kind(server), "at": 9 * MIB, "seconds": 6, "times": 1}
@@ -234,6 +332,47 @@ def test_a_connection_without_bytes_is_made_anew(server: hub_server.Hub, cache: 
     assert outcome(result, BIG).fetched <= SIZES[BIG]
 
 
+@pytest.mark.fault(7)
+def test_an_outage_is_waited_for_by_time_and_not_by_tries(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    on = content_kind(server)
+    server.fault({"what": "status", "on": on, "status": 503, "files": "*", "times": 14})
+    patience = replace(QUICK, seconds=600, tries=2, wait_factor=0.001)
+    result = run(server, cache, paths=[BIG, SMALL], patience=patience)
+    assert result.whole, result.problems
+
+
+def test_a_file_that_was_given_up_is_tried_once_more_at_the_end(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    if by_xet(server):
+        pytest.skip("plain HTTP would help out")
+    told: list[Outcome] = []
+    for times, whole in ((4, True), (8, False)):
+        server.fault(
+            {"what": "status", "on": "content", "status": 503, "files": MIDDLE, "times": times}
+        )
+        result = run(server, Cache(cache.root / f"{times}"), settled=told.append)
+        assert result.whole is whole
+        assert sorted(one.file.path for one in told) == sorted(SIZES)
+        assert [one for one in told if one.whole is False] == [
+            one for one in result.outcomes if one.whole is False
+        ]
+        told.clear()
+
+
+def test_when_nothing_comes_at_all_it_ends_for_all(server: hub_server.Hub, cache: Cache) -> None:
+    manifest = manifest_of(server)
+    server.fault({"what": "status", "status": 503})
+    patience = replace(QUICK, seconds=0.05, tries=2, wait_factor=0.02)
+    result = fetch(Hub(server.url, TOKEN), cache, manifest, manifest.files, workers=1,
+                   patience=patience)  # fmt: skip
+    assert "stands at 0 of" in result.words
+    assert [one.state for one in result.outcomes].count("failed") == 1
+
+
+@pytest.mark.fault(33)
 def test_a_file_that_is_missing_fails_alone(server: hub_server.Hub, cache: Cache) -> None:
     manifest = manifest_of(server)
     server.fault({"what": "missing", "files": SMALL, "on": "content"})
@@ -244,6 +383,7 @@ def test_a_file_that_is_missing_fails_alone(server: hub_server.Hub, cache: Cache
     nothing_wrong(server, cache)
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize(
     ("token", "words"), [(None, "logged in"), (STRANGER_TOKEN, "accept the terms")]
 )
@@ -354,6 +494,7 @@ def test_a_full_disk_loses_nothing(
     assert second.fetched <= sum(SIZES.values()) - first.fetched
 
 
+@pytest.mark.fault(32)
 def test_a_wrong_blob_of_the_right_size_is_replaced(server: hub_server.Hub, cache: Cache) -> None:
     run(server, cache)
     manifest = manifest_of(server)
@@ -365,6 +506,53 @@ def test_a_wrong_blob_of_the_right_size_is_replaced(server: hub_server.Hub, cach
     result = run(server, cache)
     assert [one.file.path for one in result.outcomes if one.state == "fetched"] == [BIG]
     all_right(server, cache)
+
+
+def test_a_wrong_file_is_out_before_its_replacement_comes(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    run(server, cache)
+    manifest = manifest_of(server)
+    entry = cache.snapshot(REPO, manifest.commit) / BIG
+    entry.write_bytes(bytes(SIZES[BIG]))
+    server.fault(
+        *({"what": "status", "status": 503, "files": BIG, "on": on} for on in ("content", "xorb"))
+    )
+    assert not run(server, cache).whole
+    assert not os.path.lexists(entry) and not cache.blob(REPO, manifest.file(BIG)).exists()
+    server.fault()
+    assert run(server, cache).whole
+    all_right(server, cache)
+
+
+def test_a_wrong_copy_in_the_snapshot_costs_not_the_right_blob(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    run(server, cache)
+    entry = cache.snapshot(REPO, manifest_of(server).commit) / BIG
+    entry.unlink()
+    entry.write_bytes(bytes(SIZES[BIG]))
+    assert run(server, cache).fetched == 0
+    all_right(server, cache)
+
+
+def test_a_file_that_cannot_be_read_is_told_with_its_owner(
+    server: hub_server.Hub, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(server, cache, paths=[SMALL])
+    blob = cache.blob(REPO, manifest_of(server).file(SMALL))
+    opened = Path.open
+
+    def refuse(path: Path, *more: Any, **named: Any) -> Any:
+        if path.name == blob.name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    words = outcome(run(server, cache, paths=[SMALL]), SMALL).words
+    assert "belongs to" in words and f"chown {getpass.getuser()}:" in words and blob.name in words
+    monkeypatch.undo()
+    assert blob.is_file()
 
 
 def test_a_trusted_file_is_not_read_again(server: hub_server.Hub, cache: Cache) -> None:
@@ -468,6 +656,7 @@ sys.exit(0 if result.whole else 1)
 """
 
 
+@pytest.mark.fault(7)
 def test_killed_again_and_again_it_comes_to_its_end(
     server: hub_server.Hub, cache: Cache, tmp_path: Path
 ) -> None:
@@ -511,3 +700,30 @@ def arrived(cache: Cache, manifest: Manifest) -> int:
         file.size if cache.locate(REPO, manifest.commit, file) else cache.partial(REPO, file)
         for file in manifest.files
     )
+
+
+def test_what_is_said_of_a_broken_connection_is_over_with_the_next_one(
+    server: hub_server.Hub, cache: Cache
+) -> None:
+    server.fault({"what": "drop", "on": content_kind(server), "at": 5 * MIB, "times": 1})
+    steps: list[str] = []
+    result = run(
+        server,
+        cache,
+        paths=[BIG],
+        progress=lambda reading: steps.append(reading.step),
+        limit_bytes_per_second=20 * MIB,
+    )
+    assert result.whole
+    assert steps[-1] == f"fetching {BIG}"
+
+
+def test_every_file_is_told_as_soon_as_it_is_there(server: hub_server.Hub, cache: Cache) -> None:
+    told: list[tuple[Outcome, bool]] = []
+    result = run(
+        server,
+        cache,
+        settled=lambda one: told.append((one, bool(one.path and one.path.is_file()))),
+    )
+    assert sorted((one for one, _ in told), key=lambda one: one.file.path) == list(result.outcomes)
+    assert all(there for _, there in told)

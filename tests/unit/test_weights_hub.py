@@ -151,6 +151,42 @@ def test_access_to_the_content_store(server: hub_server.Hub) -> None:
     assert store and token and end > time.time()
 
 
+def test_the_content_store_tells_where_a_chunk_begins(server: hub_server.Hub) -> None:
+    hub, file = asked(server, TOKEN), server.file(OPEN, "e.safetensors")
+    store, token, _ = hub.xet_read_token(OPEN, tip(server))
+    assert file.xet_hash
+    for at in range(0, FILES["e.safetensors"], 9999):
+        into = hub.bytes_into_chunk(store, token, file.xet_hash, at)
+        assert 0 <= into <= at
+        assert into == 0 or hub.bytes_into_chunk(store, token, file.xet_hash, at - into) == 0
+
+
+def test_the_hubs_token_does_not_go_to_the_content_store(
+    server: hub_server.Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, xet_hash = asked(server, TOKEN), server.file(OPEN, "e.safetensors").xet_hash
+    store, _, _ = hub.xet_read_token(OPEN, tip(server))
+    assert xet_hash
+    sent: list[str] = []
+
+    def get(url: str, *, headers: dict[str, str], **_: Any) -> httpx2.Response:
+        sent.extend(headers.values())
+        return page('{"offset_into_first_range": 3}')
+
+    monkeypatch.setattr(get_session(), "get", get)
+    assert hub.bytes_into_chunk(store, "own", xet_hash, 70) == 3
+    assert "Bearer own" in sent and not any(TOKEN in value for value in sent)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"offset_into_first_range": -1}', "<html>"])
+def test_a_content_store_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(get_session(), "get", lambda *_, **__: page(text))
+    hub = Hub("http://hub.test", sleep=Waits())
+    with pytest.raises(HubError):
+        hub.bytes_into_chunk("http://store.test", "own", "a" * 64, 5)
+
+
+@pytest.mark.fault(22)
 @pytest.mark.parametrize(
     ("token", "kind", "words"),
     [
@@ -231,6 +267,39 @@ def test_nobody_listens() -> None:
     error = failure(Hub(f"http://127.0.0.1:{port}", sleep=waits), "resolve", OPEN, OLD)
     assert error.kind == "network" and "cannot be reached" in str(error)
     assert len(waits.seconds) == hub_module.TRIES - 1
+
+
+def test_where_somebody_sits_in_front_of_it_the_waiting_has_an_end(
+    server: hub_server.Hub,
+) -> None:
+    server.fault({"what": "status", "status": 429, "retry_after": 600})
+    waits = Waits()
+    hub = Hub(server.url, TOKEN, sleep=waits, wait_at_most=20.0)
+    error = failure(hub, "resolve", OPEN, OLD)
+    assert "asks to wait 10 min; no more than 20 s" in str(error) and not waits.seconds
+    server.fault({"what": "status", "status": 503})
+    hub = Hub(server.url, TOKEN, sleep=waits, wait_at_most=5.0)
+    assert "no more than 5 s are spent on waiting" in str(failure(hub, "resolve", OPEN, OLD))
+    assert sum(waits.seconds) <= 5.0 and waits.seconds
+
+
+def test_a_token_for_the_store_is_asked_for_once(server: hub_server.Hub) -> None:
+    server.fault({"what": "status", "status": 503})
+    waits = Waits()
+    hub = Hub(server.url, TOKEN, sleep=waits)
+    assert failure(hub, "xet_read_token", OPEN, tip(server)).temporary and not waits.seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("sends us to https://cdn.test/x?Sig=z&b=c no", "sends us to https://cdn.test/x?… no"),
+        ("http://me:secret@proxy.test:3128 refuses", "http://…@proxy.test:3128 refuses"),
+        ("is it there? Yes.", "is it there? Yes."),
+    ],
+)  # fmt: skip
+def test_no_sentence_carries_what_opens_doors(words: str, told: str) -> None:
+    assert str(HubError("answer", words)) == told
 
 
 def test_a_name_that_does_not_resolve() -> None:

@@ -145,6 +145,7 @@ def test_files_are_selected_over_the_whole_path() -> None:
         held.file("b/nothing")
 
 
+@pytest.mark.fault(33)
 def test_every_selector_that_misses_is_named() -> None:
     held = manifest(*OVERLAY)
     with pytest.raises(ManifestError) as error:

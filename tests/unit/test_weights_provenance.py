@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from spark_pair import jsonfile
+from spark_pair.weights import provenance as provenance_module
 from spark_pair.weights.provenance import (
     Artefact,
     Held,
@@ -182,6 +184,7 @@ class TestVerify:
         assert done.ok and done.read_bytes == sum(read) == record.total
         assert {one.verified_at for one in done.after.files.values()} == {200.0}
 
+    @pytest.mark.fault(32)
     @pytest.mark.parametrize("path", [BIG, SMALL])
     def test_a_quiet_change_is_found_and_remembered(
         self, record: Artefact, disk: Disk, path: str
@@ -194,6 +197,18 @@ class TestVerify:
         assert not done.ok and done.after.files[path].failed_at == 200.0
         found = everyday(done.after, disk.stat)
         assert [(one.path, one.trouble) for one in found] == [(path, Trouble.CONTENT)]
+
+    @pytest.mark.fault(32)
+    def test_a_file_that_was_written_to_and_is_wrong_is_called_wrong(
+        self, record: Artefact, disk: Disk
+    ) -> None:
+        real(disk).write_bytes(bytes(len(CONTENT[BIG])))
+        after = verify(record, disk).after
+        assert after.files[BIG].stat == stat_of(disk, BIG)
+        for _ in range(2):  # as it is, and touched once more
+            (found,) = everyday(after, disk.stat)
+            assert (found.path, found.trouble) == (BIG, Trouble.CONTENT)
+            os.utime(real(disk), ns=(1, 1))
 
     def test_a_repaired_file_is_right_again(self, record: Artefact, disk: Disk) -> None:
         change_quietly(real(disk))
@@ -421,6 +436,42 @@ class TestUpdate:
         done = verify(record, disk, clock=lambda: 200.0)
         assert kept.update(done.before, done.after) == ()
         assert kept.load()["checkpoint"] == done.after
+
+    def test_a_lock_that_is_held_is_not_waited_for_without_end(
+        self, kept: Provenance, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept.record(artefact())
+        lock = kept.path.with_name(f".{kept.path.name}.lock")
+        assert lock.stat().st_mode & 0o777 == 0o600
+        monkeypatch.setattr(provenance_module, "LOCK_SECONDS", 0.1)
+        with lock.open() as held_by_another:
+            fcntl.flock(held_by_another, fcntl.LOCK_SH)
+            with pytest.raises(ProvenanceError, match="held by another process"):
+                kept.record(artefact("engram"))
+        assert set(kept.load()) == {"checkpoint"}
+
+    def test_a_file_of_the_hub_among_grafted_shards_ends_the_graft(self, kept: Provenance) -> None:
+        one, two, small = (held(data, Stat(1, 2, 3)) for data in (b"a", b"b", b"c"))
+        files = {"1.safetensors": one, "2.safetensors": two, "config.json": small}
+        kept.record(artefact(origin=Origin.GRAFTED, details={"overlay": "c" * 40}, files=files))
+        fetched = replace(one, how="written")
+        kept.merge(artefact(files={"1.safetensors": fetched}))
+        after = kept.load()["checkpoint"]
+        assert (after.origin, after.details) == (Origin.DOWNLOADED, {})
+        assert after.files == {"1.safetensors": fetched, "config.json": small}
+
+    def test_an_older_proof_does_not_undo_what_a_verification_found(
+        self, kept: Provenance, record: Artefact, disk: Disk
+    ) -> None:
+        kept.record(record)
+        change_quietly(real(disk))
+        done = verify(record, disk)
+        kept.update(done.before, done.after)
+        kept.merge(record)
+        assert kept.load()["checkpoint"].files == done.after.files
+        proven = replace(record.files[BIG], verified_at=done.after.files[BIG].told_at + 1)
+        kept.merge(replace(record, files={BIG: proven}))
+        assert kept.load()["checkpoint"].files[BIG] == proven
 
     def test_what_was_recorded_meanwhile_stays(
         self, kept: Provenance, record: Artefact, disk: Disk

@@ -1,0 +1,376 @@
+"""What the operator wants of the weights, read from the variables of a pair. Pure.
+
+Errors are one sentence that names the variable, its value and the host; the token is never shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from .. import pair_variables
+from ..errors import DescriptionError
+from ..jobs.shapes import check_name
+from .budget import GIB, Purpose
+from .goal import ORDERS, Options
+from .manifest import SHORTEST_PREFIX, HostRole, ManifestError, Source, is_prefix
+
+HostVariables = Mapping[str, Mapping[str, Any]]
+
+TOKEN = "weights_hub_token"  # noqa: S105 - the name of a variable
+STOCK = "none"
+"""What weights_adopt_overlay says of rank files without an overlay."""
+
+EXPECTED = ("rank_file", "image", "rewritten")
+_ENGINE_OVERLAY = "tensorfold_service_ablit"
+CAPS = ("megabytes_per_second", "memory_gib", "io_weight", "cpu_weight")
+METHODS = ("in_place", "recipe")
+
+PAIR_WIDE = (
+    "weights_sources",
+    "weights_sources_extra",
+    "weights_hub_endpoint",
+    TOKEN,
+    "weights_disk_order",
+    "weights_disk_floor_gib",
+    "weights_expected_bytes",
+    "weights_allow_while_serving",
+    "weights_adopt_checkpoint",
+    "weights_adopt_overlay",
+    "ablit_graft_enabled",
+    "ablit_graft_method",
+    "rank_files_prune_sources",
+    "hf_download_workers",
+    "hf_download_while_serving",
+)
+"""There is one plan for both machines, so both must want the same."""
+
+_ENVIRONMENT = "hf_download_environment"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+_MOST = 1e18
+"""Above any count of bytes."""
+
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+"""`-e name=true` arrives as text."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a download may take beside a running server; None is no limit."""
+
+    bytes_per_second: int | None
+    memory_max: int | None
+    """Bytes."""
+    io_weight: int | None
+    cpu_weight: int | None
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """Those that systemd enforces, as spark_pair.jobs takes them."""
+        known = {
+            "memory_max": self.memory_max,
+            "io_weight": self.io_weight,
+            "cpu_weight": self.cpu_weight,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the variables of a pair say about its weights."""
+
+    names: Mapping[HostRole, str]
+    homes: Mapping[HostRole, str]
+    sources: tuple[Source, ...]
+    options: Options
+    endpoint: str
+    image: str
+    """Name and tag of the engine's image; empty when the recipe chooses it."""
+    allow_while_serving: bool
+    adopt_checkpoint: str
+    """Commit or the beginning of one; empty when nothing is stated."""
+    adopt_overlay: str
+    """The same, or STOCK."""
+    workers: int
+    limits: Limits
+
+    @property
+    def wanted(self) -> tuple[Source, ...]:
+        """Sources of which something is wanted at all."""
+        return tuple(
+            one
+            for one in self.sources
+            if (self.options.overlay if one.name == "overlay" else one.enabled)
+        )
+
+    def asked(self, role: HostRole) -> dict[str, Any]:
+        """What one machine is asked about what it holds."""
+        return {
+            "home": self.homes[role],
+            "places": places(self.homes[role]),
+            "repos": [{"repo": one.repo, "revision": one.revision} for one in self.sources],
+            "image": self.image,
+        }
+
+
+def places(home: str) -> dict[Purpose, str]:
+    """Where an account with this home keeps what the plan is about.
+
+    Rank files lie where the recipe looks for them; shards are worked on beside them.
+    """
+    cache = f"{home}/.cache/huggingface"
+    return {
+        "cache": f"{cache}/hub",
+        "work": f"{cache}/tensorfold-dsv41",
+        "ranks": f"{cache}/tensorfold-dsv41",
+        "images": "/var/lib/docker",
+    }
+
+
+def settings_of(host: str, variables: HostVariables) -> Settings:
+    """What the pair of `host` wants. Raises DescriptionError."""
+    pair = pair_variables.pair_of(host, variables)
+    _agree(pair, variables)
+    reader = _Reader(pair["head"], variables)
+    for name in pair.values():
+        _check_environment(_Reader(name, variables))
+    token_of(host, variables)
+    image = reader.get("tensorfold_service_image") or ""
+    return Settings(
+        names=pair,
+        homes={role: pair_variables.account_of(name, variables)[1] for role, name in pair.items()},
+        sources=tuple(_sources(reader)),
+        options=_options(reader, image=bool(image)),
+        endpoint=_endpoint(reader),
+        image=str(image),
+        allow_while_serving=reader.flag("weights_allow_while_serving"),
+        adopt_checkpoint=_revision(reader, "weights_adopt_checkpoint"),
+        adopt_overlay=_revision(reader, "weights_adopt_overlay", STOCK),
+        workers=int(reader.number("hf_download_workers", 1, 64, whole=True)),
+        limits=_limits(reader),
+    )
+
+
+def token_of(host: str, variables: HostVariables) -> str:
+    """The Hub's token, empty when there is none. Raises DescriptionError without its value."""
+    value = pair_variables.value_of(host, variables, TOKEN)
+    if value is None or value == "":
+        return ""
+    # What no header can carry would be a traceback that shows it.
+    if not isinstance(value, str) or not value.strip().isascii() or len(value.split()) != 1:
+        raise DescriptionError(
+            f"{TOKEN} is not one word of plain letters (host {host}; its value is not shown): set "
+            "it anew, or leave it out where nothing is gated"
+        )
+    return value.strip()
+
+
+def _agree(pair: Mapping[HostRole, str], variables: HostVariables) -> None:
+    head, worker = pair["head"], pair["worker"]
+    for name in PAIR_WIDE:
+        mine, theirs = (pair_variables.value_of(one, variables, name) for one in (head, worker))
+        if mine == theirs:
+            continue
+        said = (
+            "differs between"
+            if name == TOKEN
+            else f"is {pair_variables.shown(mine)} for {head} but "
+            f"{pair_variables.shown(theirs)} for"
+        )
+        both = f"{head} and {worker}" if name == TOKEN else worker
+        raise DescriptionError(
+            f"{name} {said} {both}: set it once for both, in group_vars/spark_pair of the inventory"
+        )
+
+
+def _sources(reader: _Reader) -> Iterable[Source]:
+    base = reader.mapping("weights_sources")
+    merged = pair_variables.merge(base, reader.mapping("weights_sources_extra"))
+    for name, entry in merged.items():
+        where = f"weights_sources.{name}" if name in base else f"weights_sources_extra.{name}"
+        if not isinstance(entry, Mapping):
+            raise reader.wrong(where, entry, "a mapping with repo, revision, files and hosts")
+        try:
+            # Names become parts of the names of jobs, which know no underscore.
+            check_name(f"download-{name}-worker")
+            yield Source.from_dict({**entry, "name": name})
+        except (ManifestError, DescriptionError) as error:
+            words = str(error).rstrip(".")
+            raise DescriptionError(f"{where}: {words} (host {reader.host})") from error
+
+
+def _options(reader: _Reader, *, image: bool) -> Options:
+    expected = reader.numbers("weights_expected_bytes", EXPECTED)
+    return Options(
+        order=reader.choice("weights_disk_order", ("auto", *ORDERS)),
+        prune=reader.flag("rank_files_prune_sources"),
+        overlay=_overlay(reader),
+        graft=reader.choice("ablit_graft_method", METHODS),
+        rank_bytes=expected["rank_file"],
+        # Whether an image without a name is there cannot be known, so nothing is planned for it.
+        image_bytes=expected["image"] if image else 0,
+        rewritten_bytes=expected["rewritten"],
+        floor_bytes=int(reader.number("weights_disk_floor_gib", 0) * GIB),
+    )
+
+
+def _overlay(reader: _Reader) -> bool:
+    """Whether the overlay is wanted; the engine must start with the weights that are made."""
+    wanted = reader.flag("ablit_graft_enabled")
+    engine = str(reader.get(_ENGINE_OVERLAY)).strip()
+    # Other values are refused by whoever checks the engine's settings.
+    if engine in ("0", "1") and (engine == "1") != wanted:
+        raise DescriptionError(
+            f"{_ENGINE_OVERLAY} is {engine}, but ablit_graft_enabled is {str(wanted).lower()} "
+            f"(host {reader.host}): rank files would be made for other weights than the server "
+            "runs. Set ablit_graft_enabled alone, the other one follows from it"
+        )
+    return wanted
+
+
+def _endpoint(reader: _Reader) -> str:
+    name = "weights_hub_endpoint"
+    value = reader.get(name)
+    shape = "an address such as https://huggingface.co, without an account in it"
+    try:
+        parts = urlsplit(value if isinstance(value, str) else "")
+        right = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
+    except ValueError:
+        right = False
+    if not right:
+        raise reader.wrong(name, "what it is now" if "@" in str(value) else value, shape)
+    return str(value).rstrip("/")
+
+
+def _revision(reader: _Reader, name: str, *words: str) -> str:
+    value = reader.get(name)
+    if value in (None, "", *words):
+        return str(value or "")
+    if not isinstance(value, str) or not is_prefix(value):
+        also = "".join(f", or {word}" for word in words)
+        shape = f"a commit, at least its first {SHORTEST_PREFIX} hex digits in quotes{also}"
+        raise reader.wrong(name, value, shape)
+    return value
+
+
+def _limits(reader: _Reader) -> Limits:
+    name = "hf_download_while_serving"
+    given = reader.mapping(name)
+    reader.keys(name, given, CAPS)
+    rate, memory = (
+        None if given[key] is None else reader.checked(f"{name}.{key}", given[key], least)
+        for key, least in (("megabytes_per_second", 0.1), ("memory_gib", 0.5))
+    )
+    io, cpu = (
+        None
+        if given[key] is None
+        else int(reader.checked(f"{name}.{key}", given[key], 1, 10_000, whole=True))
+        for key in ("io_weight", "cpu_weight")
+    )
+    return Limits(
+        None if rate is None else int(rate * 10**6),
+        None if memory is None else int(memory * GIB),
+        io,
+        cpu,
+    )
+
+
+def _check_environment(reader: _Reader) -> None:
+    """What a host's downloads get besides; each host may have its own way to the Hub."""
+    for key, value in reader.mapping(_ENVIRONMENT).items():
+        if not _VARIABLE.fullmatch(key):
+            raise DescriptionError(
+                f"{_ENVIRONMENT} has {key!r}, which cannot name a variable (host {reader.host})"
+            )
+        name = f"{_ENVIRONMENT}.{key}"
+        if "@" in str(value):
+            raise DescriptionError(
+                f"{name} has an account in it (host {reader.host}; its value is not shown), and "
+                "everybody can read a job's environment: use a proxy that asks for none"
+            )
+        if not isinstance(value, str) or not value.isprintable():
+            raise reader.wrong(name, value, "one line of text (numbers in quotes)")
+
+
+def _plain(value: Any) -> Any:
+    """Python's own types in place of the template engine's, which are subclasses of them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+class _Reader:
+    """Variables of one host, each checked as it is read."""
+
+    def __init__(self, host: str, variables: HostVariables) -> None:
+        self.host = host
+        self._variables = variables
+
+    def get(self, name: str) -> Any:
+        """The value as it is; None when it is not set."""
+        return _plain(pair_variables.value_of(self.host, self._variables, name))
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """A mapping; {} when it is not set."""
+        given = pair_variables.mapping_of(self.host, self._variables, name)
+        return {str(key): _plain(value) for key, value in given.items()}
+
+    def flag(self, name: str) -> bool:
+        """True or false."""
+        value = self.get(name)
+        if isinstance(value, str):
+            value = _WORDS.get(value.strip().lower(), value)
+        if not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, among: Iterable[str]) -> Any:
+        """One of some words."""
+        value, known = self.get(name), tuple(among)
+        if value not in known:
+            raise self.wrong(name, value, f"one of {', '.join(known)}")
+        return value
+
+    def number(self, name: str, least: float, most: float = _MOST, *, whole: bool = False) -> float:
+        """A number within bounds."""
+        return self.checked(name, self.get(name), least, most, whole=whole)
+
+    def numbers(self, name: str, keys: tuple[str, ...]) -> dict[str, int]:
+        """A mapping with exactly these keys, each a count of bytes."""
+        given = self.mapping(name)
+        self.keys(name, given, keys)
+        return {key: int(self.checked(f"{name}.{key}", given[key], 0, whole=True)) for key in keys}
+
+    def keys(self, name: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+        """Refuse a mapping with other keys than these: a misspelt one would be no limit."""
+        if set(given) != set(keys):
+            raise self.wrong(name, sorted(map(str, given)), f"a mapping with {', '.join(keys)}")
+
+    def checked(
+        self, name: str, value: Any, least: float, most: float = _MOST, *, whole: bool = False
+    ) -> float:
+        """A number within bounds, given as such or as text."""
+        kind = "a whole number" if whole else "a number"
+        bounds = f"from {least:g} up" if most == _MOST else f"from {least:g} to {most:g}"
+        try:
+            number: float = (int if whole else float)(value) if isinstance(value, str) else value
+        except ValueError:
+            raise self.wrong(name, value, f"{kind} {bounds}") from None
+        right = type(number) is int or (type(number) is float and not whole)
+        if not right or not least <= number <= most:
+            raise self.wrong(name, value, f"{kind} {bounds}")
+        return number
+
+    def wrong(self, name: str, value: object, shape: str) -> DescriptionError:
+        """The sentence about a value that is not what it must be."""
+        words = pair_variables.shown(value)
+        return DescriptionError(f"{name} is {words}, but must be {shape} (host {self.host})")

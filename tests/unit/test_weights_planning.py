@@ -1,0 +1,419 @@
+"""From variables and two looks to a plan, its orders, and the few questions to the Hub."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import STRANGER_TOKEN, TOKEN, Hub, weights
+from pair_hostvars import hostvars
+
+from spark_pair import ansible_pair
+from spark_pair.errors import SparkPairError
+from spark_pair.weights import found_text, planning
+from spark_pair.weights.cache import Cache
+from spark_pair.weights.download_order import DownloadOrder
+from spark_pair.weights.hub import HubError, Kind
+from spark_pair.weights.kept import Kept, ordered
+from spark_pair.weights.look import look
+from spark_pair.weights.manifest import HOST_ROLES, File, Manifest, Source
+from spark_pair.weights.planning import Planned
+from spark_pair.weights.provenance import Artefact, Held, Origin, Provenance
+from spark_pair.weights.questions import HubQuestions
+from spark_pair.weights.variables import Settings, settings_of
+
+OVERLAY = {"ablit_graft_enabled": True}
+
+
+def file(path: str, size: int) -> File:
+    return File(path, size, "a" * 40, "b" * 64 if path.endswith(".safetensors") else None)
+
+
+SHARDS = [file(f"model-{n:05d}-of-00039.safetensors", 1000) for n in range(1, 40)]
+TABLES = [file(f"model-{n:05d}-of-00048.safetensors", 2000) for n in range(46, 49)]
+SMALL = [file("config.json", 5), file("README.md", 7)]
+CONTENT = {
+    "checkpoint": [*SHARDS, *SMALL],
+    "engram": [*TABLES, *SMALL],
+    "overlay": [
+        file("exl3_wo_b_l10_35_mia29.safetensors", 600),
+        file("apply_mia29_wo_b_graft.py", 50),
+        file("EXL3_MIA29_ABLIT_META.json", 40),
+        file("README.md", 7),
+    ],
+}
+
+
+def manifest_of(source: Source) -> Manifest:
+    commit = source.revision.ljust(40, "0")
+    return Manifest(source.repo, commit, tuple(CONTENT[source.name]))
+
+
+class Asked:
+    """Answers like a Hub, and remembers what it was asked; `refuses` names sources or paths."""
+
+    def __init__(self, *refuses: str, kind: Kind = "network") -> None:
+        self.refuses = refuses
+        self.kind = kind
+        self.manifests: list[str] = []
+        self.probed: list[str] = []
+
+    def manifest(self, source: Source) -> Manifest:
+        self.manifests.append(source.name)
+        if source.name in self.refuses:
+            raise HubError(self.kind, "the Hub cannot be reached; check the network.")
+        return manifest_of(source)
+
+    def probe(self, manifest: Manifest, path: str) -> None:
+        self.probed.append(path)
+        if path in self.refuses:
+            raise HubError("terms", "accept the terms.")
+
+
+class Pair:
+    """Two hosts below a folder, as their looks find them."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        both = hostvars(weights_hub_token="", **changes)
+        for host, variables in both.items():
+            variables["spark_home"] = str(root / host)
+        self.settings: Settings = settings_of("spark-a", both)
+        self.root = root
+
+    def kept(self, role: Any) -> Kept:
+        return Kept(self.root / f"kept-{role}")
+
+    def seens(self) -> dict[Any, Mapping[str, Any]]:
+        return {
+            role: look(
+                {**self.settings.asked(role), "image": ""},
+                provenance=Provenance(self.root / f"{role}.json"),
+                kept=self.kept(role),
+            )
+            for role in HOST_ROLES
+        }
+
+    def plan(self, questions: Any) -> Planned:
+        return planning.make(self.settings, self.seens(), questions)
+
+
+def named(pair: Pair, name: str) -> Source:
+    return next(one for one in pair.settings.sources if one.name == name)
+
+
+def small(**more: Any) -> dict[str, Any]:
+    sizes = {"rank_file": 100, "image": 0, "rewritten": 100}
+    return {"weights_expected_bytes": sizes, "weights_disk_floor_gib": 0, **more}
+
+
+def test_an_empty_pair_downloads_what_the_variables_name(tmp_path: Path) -> None:
+    pair, asked = Pair(tmp_path, **small()), Asked()
+    made = pair.plan(asked)
+    assert made.plan.problems == ()
+    steps = {step.id: step for step in made.plan.steps}
+    assert list(steps)[:2] == ["download-checkpoint-head", "download-engram-head"]
+    assert len(steps["download-checkpoint-head"].files) == 41
+    assert steps["download-engram-head"].files == (
+        "config.json",
+        "model-00047-of-00048.safetensors",
+        "model-00048-of-00048.safetensors",
+    )
+    assert asked.manifests == ["checkpoint", "engram"]
+    assert asked.probed == []
+
+
+def test_what_a_machine_keeps_is_not_asked_for(tmp_path: Path) -> None:
+    pair, asked = Pair(tmp_path, **small()), Asked()
+    pair.kept("worker").keep(manifest_of(named(pair, "checkpoint")))
+    pair.kept("head").keep(manifest_of(named(pair, "engram")))
+    assert pair.plan(asked).plan.steps
+    assert asked.manifests == []
+
+
+def test_a_list_of_another_commit_is_of_no_use(tmp_path: Path) -> None:
+    pair, asked = Pair(tmp_path, **small()), Asked()
+    other = manifest_of(named(pair, "checkpoint"))
+    seens = pair.seens()
+    held = {other.repo: Manifest(other.repo, "f" * 40, other.files).as_dict()}
+    seens["head"] = {**seens["head"], "manifests": held}
+    planning.make(pair.settings, seens, asked)
+    assert "checkpoint" in asked.manifests
+
+
+class TestListsOfACache:
+    """They are anybody's who may write there, so the Hub is asked first."""
+
+    OUT_OF_REACH = ("checkpoint", "engram")
+
+    def pair(self, root: Path) -> Pair:
+        pair = Pair(root, **small())
+        for role in HOST_ROLES:
+            cache = Cache.of_account(Path(pair.settings.homes[role]))
+            for name in self.OUT_OF_REACH:
+                cache.write_tree(self.short(pair, name))
+        return pair
+
+    def short(self, pair: Pair, name: str) -> Manifest:
+        """What is wanted, without the README that the Hub lists too."""
+        whole = manifest_of(named(pair, name))
+        return whole.part(one for one in whole.files if one.path != "README.md")
+
+    def record(self, pair: Pair, role: Any, name: str) -> None:
+        """Write and record everything that the cache's list of a source wants."""
+        manifest, source = self.short(pair, name), named(pair, name)
+        folder = Cache.of_account(Path(pair.settings.homes[role])).snapshot(
+            manifest.repo, manifest.commit
+        )
+        folder.mkdir(parents=True)
+        held = {}
+        for one in manifest.select(source.files):
+            (folder / one.path).write_bytes(b"x" * one.size)
+            proof = {one.proof: one.etag}
+            held[one.path] = self.held(folder / one.path, **proof)
+        self.keep(pair, role, name, folder, held)
+
+    def rank(self, pair: Pair, role: Any, number: int) -> None:
+        """The rank file of a host, with a record."""
+        folder = Path(pair.settings.asked(role)["places"]["ranks"])
+        folder.mkdir(parents=True)
+        path = folder / f"rank{number}of2-x.bin"
+        path.write_bytes(b"x" * 100)
+        held = {path.name: self.held(path, sha256="c" * 64)}
+        self.keep(pair, role, f"rank{number}", folder, held)
+
+    def held(self, path: Path, *, sha256: str = "", git_sha1: str = "") -> Held:
+        found = path.stat()
+        return Held(
+            found.st_size, found.st_mtime_ns, found.st_ino, time.time(), "read", sha256, git_sha1
+        )  # fmt: skip
+
+    def keep(self, pair: Pair, role: Any, name: str, folder: Path, held: dict[str, Held]) -> None:
+        cut = name.startswith("rank")
+        source = manifest_of(named(pair, "checkpoint" if cut else name))
+        artefact = Artefact(
+            name, "rank_file" if cut else "repository", source.repo, source.commit, Origin.ADOPTED,
+            time.time(), str(folder), held, {"overlay": None} if cut else {},
+        )  # fmt: skip
+        Provenance(pair.root / f"{role}.json").record(artefact)
+
+    def finish(self, pair: Pair) -> None:
+        """Both machines hold everything, with a record."""
+        self.record(pair, "head", "checkpoint")
+        for number, role in enumerate(HOST_ROLES):
+            self.record(pair, role, "engram")
+            self.rank(pair, role, number)
+
+    def test_the_hub_is_asked_first(self, tmp_path: Path) -> None:
+        pair, asked = self.pair(tmp_path), Asked()
+        made = pair.plan(asked)
+        assert asked.manifests == ["checkpoint", "engram"] and made.notes == ()
+        assert made.manifests["engram"] == manifest_of(named(pair, "engram"))
+        assert {one.told_by for one in made.manifests.values()} == {"hub"}
+
+    @pytest.mark.parametrize("kind", ["network", "busy", "server"])
+    def test_without_the_hub_they_will_do_and_it_is_said(self, tmp_path: Path, kind: Kind) -> None:
+        pair = self.pair(tmp_path)
+        made = pair.plan(Asked("engram", kind=kind))
+        assert made.plan.problems == () and made.plan.steps
+        assert made.notes == ("the Hub cannot be reached: the list of engram is the cache's own",)
+        step = next(one for one in made.plan.steps if one.source == "engram")
+        (ordered_one,) = ordered(planning.download_order(step, pair.settings, made.manifests))
+        assert ordered_one.told_by == "cache"
+
+    @pytest.mark.parametrize("kind", ["repository", "token", "terms", "revision", "tls"])
+    def test_a_refusal_is_an_answer(self, tmp_path: Path, kind: Kind) -> None:
+        made = self.pair(tmp_path).plan(Asked("engram", kind=kind))
+        assert made.notes == ()
+        assert made.plan.problems[0].startswith("What engram consists of is not known: ")
+
+    def test_where_everything_is_recorded_nobody_is_asked(self, tmp_path: Path) -> None:
+        pair, asked = self.pair(tmp_path), Asked()
+        self.finish(pair)
+        assert pair.plan(asked).plan.steps == ()
+        assert asked.manifests == []
+
+    def test_what_is_not_recorded_is_asked_about(self, tmp_path: Path) -> None:
+        pair, asked = self.pair(tmp_path), Asked()
+        self.finish(pair)
+        cache = Cache.of_account(Path(pair.settings.homes["worker"]))
+        engram = named(pair, "engram")
+        (cache.snapshot(engram.repo, engram.revision) / "config.json").unlink()
+        assert pair.plan(asked).plan.steps
+        assert asked.manifests == ["checkpoint", "engram"]
+
+
+def test_no_plan_without_knowing_what_to_fetch(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, **small())
+    plan = pair.plan(Asked("engram")).plan
+    assert plan.steps == ()
+    assert plan.problems == (
+        "What engram consists of is not known: the Hub cannot be reached; check the network.",
+    )
+
+
+def test_a_list_of_files_that_is_wrong_is_a_problem_of_the_plan(tmp_path: Path) -> None:
+    extra = {"engram": {"files": ["model-00099-*"]}}
+    plan = Pair(tmp_path, **small(weights_sources_extra=extra)).plan(Asked()).plan
+    assert any("nothing matches 'model-00099-*'" in one for one in plan.problems)
+
+
+def test_what_is_gated_is_tried_once_with_its_smallest_file(tmp_path: Path) -> None:
+    asked = Asked()
+    plan = Pair(tmp_path, **small(**OVERLAY)).plan(asked).plan
+    assert asked.probed == ["README.md"] and not plan.problems
+
+
+def test_what_is_not_given_stops_everything_before_the_first_byte(tmp_path: Path) -> None:
+    plan = Pair(tmp_path, **small(**OVERLAY)).plan(Asked("README.md")).plan
+    assert plan.problems == ("overlay cannot be downloaded: accept the terms.",)
+    assert plan.steps  # shown all the same
+
+
+def test_a_plan_that_does_not_fit_asks_for_nothing_gated(tmp_path: Path) -> None:
+    asked = Asked()
+    plan = Pair(tmp_path, **small(weights_disk_floor_gib=10**9, **OVERLAY)).plan(asked).plan
+    assert plan.problems and asked.probed == []
+
+
+def test_an_order_is_what_the_download_understands(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, **small(hf_download_workers=7, **OVERLAY))
+    made = pair.plan(Asked())
+    for step in made.plan.steps:
+        if step.kind != "download":
+            continue
+        data = planning.download_order(step, pair.settings, made.manifests)
+        order = DownloadOrder.from_dict(data)
+        assert [one.path for one in order.files] == list(step.files)
+        assert order.source == step.source
+        assert str(order.home) == pair.settings.homes[step.host]
+        assert (order.workers, order.gated) == (7, step.source == "overlay")
+
+
+def test_a_look_that_cannot_be_trusted_stops_the_plan(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, **small())
+    (tmp_path / "head.json").write_text("{broken")
+    problems = pair.plan(Asked()).plan.problems
+    assert any(one.startswith("spark-a: ") and "damaged" in one for one in problems)
+
+
+class TestQuestionsOfTheController:
+    @pytest.fixture
+    def hub(self, tmp_path: Path) -> Any:
+        with Hub(tmp_path / "hub", weights.account(1 << 20)) as hub:
+            yield hub
+
+    def test_a_prefix_becomes_the_whole_commit_with_its_files(
+        self, hub: Hub, tmp_path: Path
+    ) -> None:
+        pair = Pair(tmp_path)
+        found = HubQuestions(hub.url, "").manifest(named(pair, "checkpoint"))
+        assert found.commit == weights.CHECKPOINT_COMMIT
+        assert len(found.select(named(pair, "checkpoint").files)) == 47
+
+    def test_what_is_gated_is_given_to_those_who_accepted(self, hub: Hub, tmp_path: Path) -> None:
+        source = named(Pair(tmp_path), "overlay")
+        manifest = HubQuestions(hub.url, TOKEN).manifest(source)
+        HubQuestions(hub.url, TOKEN).probe(manifest, "README.md")
+        for token, kind in ((STRANGER_TOKEN, "terms"), ("", "token")):
+            with pytest.raises(HubError) as raised:
+                HubQuestions(hub.url, token).probe(manifest, "README.md")
+            assert raised.value.kind == kind
+
+    def test_only_what_is_gated_is_asked_for_with_the_token(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: dict[str, set[str | None]] = {}
+
+        class Listening:
+            def __init__(self, endpoint: str, token: str | None, **_: Any) -> None:
+                self.token = token
+
+            def resolve(self, repo: str, revision: str) -> str:
+                asked.setdefault(repo, set()).add(self.token)
+                return revision.ljust(40, "0")
+
+            def manifest(self, repo: str, commit: str) -> Manifest:
+                asked[repo].add(self.token)
+                return Manifest(repo, commit, ())
+
+        monkeypatch.setattr("spark_pair.weights.hub.Hub", Listening)
+        questions = HubQuestions("https://hub.example", TOKEN)
+        sources = [named(Pair(tmp_path), name) for name in ("checkpoint", "engram", "overlay")]
+        for source in sources:
+            questions.manifest(source)
+        assert asked == {one.repo: {TOKEN} if one.gated else {None} for one in sources}
+        assert asked[sources[-1].repo] == {TOKEN}
+
+    def test_a_controller_without_the_client_is_told_how_to_get_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        monkeypatch.delitem(sys.modules, "spark_pair.weights.hub")
+        with pytest.raises(SparkPairError, match="lacks huggingface_hub: run 'make setup'"):
+            HubQuestions("https://hub.example", "").manifest(named(Pair(tmp_path), "engram"))
+
+    def test_a_hub_out_of_reach_is_waited_for_once(self, tmp_path: Path) -> None:
+        waited: list[float] = []
+        told: list[str] = []
+        questions = HubQuestions("http://127.0.0.1:9", "", say=told.append, sleep=waited.append)
+        first, second = (named(Pair(tmp_path), name) for name in ("checkpoint", "engram"))
+        messages, pauses = [], []
+        for source in (first, second):
+            with pytest.raises(SparkPairError) as raised:
+                questions.manifest(source)
+            messages.append(str(raised.value))
+            pauses.append(len(waited))
+        assert messages[0] == messages[1]
+        assert pauses[0] == pauses[1] > 0
+        assert len(told) == len([one for one in waited if one >= 3]) > 0
+        assert all("asked again in" in words for words in told)
+
+
+class TestTextWithoutAPlan:
+    def test_an_empty_machine(self, tmp_path: Path) -> None:
+        seen = Pair(tmp_path).seens()["head"]
+        assert found_text.lines("spark-a", seen) == [
+            "spark-a holds:",
+            "  nothing of the weights",
+        ]
+
+    def test_files_without_a_record_and_what_is_unknown(self, tmp_path: Path) -> None:
+        pair = Pair(tmp_path)
+        cache = Cache.of_account(Path(pair.settings.homes["head"]))
+        engram = named(pair, "engram")
+        folder = cache.snapshot(engram.repo, engram.revision)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        seen = {**pair.seens()["head"], "unread": {"image": "docker does not answer"}}
+        told = found_text.lines("spark-a", seen)
+        assert any("1 file of deepseek-ai/" in line and "without a record" in line for line in told)
+        assert told[-1] == "  ! image is not known: docker does not answer"
+
+
+class TestWhatPluginsRead:
+    PAIR: Any = {"head": "spark-a", "worker": "spark-b"}  # noqa: RUF012
+
+    def test_the_first_host_in_the_run_speaks(self) -> None:
+        assert ansible_pair.speaker(self.PAIR, ["spark-b", "spark-a"]) == "spark-a"
+        assert ansible_pair.speaker(self.PAIR, ["spark-b"]) == "spark-b"
+        assert ansible_pair.speaker(self.PAIR, []) is None
+
+    def test_a_look_that_failed_is_told_with_its_host(self) -> None:
+        hostvars: dict[str, Any] = {
+            "spark-a": {"__looked": {"seen": {"tool": True}}},
+            "spark-b": {},
+        }
+        found, missing = ansible_pair.seen(self.PAIR, hostvars, "__looked", {})
+        assert found == {"head": {"tool": True}}
+        assert missing == ["spark-b cannot be looked at: no answer"]
+
+    def test_who_is_absent_is_told_in_the_words_of_the_gate(self) -> None:
+        hostvars: dict[str, Any] = {"spark-a": {"__looked": {"seen": {}}}}
+        found, missing = ansible_pair.seen(
+            self.PAIR, hostvars, "__looked", {"spark-b": "spark-b is away"}
+        )
+        assert list(found) == ["head"] and missing == ["spark-b is away"]
