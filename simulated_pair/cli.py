@@ -13,15 +13,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NoReturn
 
-from simulated_pair import image, ledger, machines, serving
+from simulated_pair import hub, image, ledger, machines, serving
 from simulated_pair.hikari import ensure_hikari, reset_pair
 from simulated_pair.naming import Machine, Pair, pair_of
 from simulated_pair.outer import PairError, Podman, on_each, say
 
 HOSTS = ("spark-033f", "spark-5bf0")
-COMPONENTS = ("engine", "recipe", "hikari", "memory", "sysfs", "nvidia", "rdma")
+COMPONENTS = ("engine", "recipe", "hikari", "memory", "sysfs", "nvidia", "rdma", "hub")
 
 
 @contextlib.contextmanager
@@ -154,6 +155,15 @@ def parser() -> argparse.ArgumentParser:
     reset.add_argument(
         "--bare", action="store_true", help="also undo whatever a play has configured"
     )
+    weights = reset.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--recorded", dest="weights", action="store_const", const="recorded", default="found",
+        help="with --bare: what lies there by hand is on the tool's record, as --tags adopt does",
+    )  # fmt: skip
+    weights.add_argument(
+        "--empty-weights", dest="weights", action="store_const", const="empty",
+        help="with --bare: no weights at all, as before the first download",
+    )  # fmt: skip
     gone = verbs.add_parser("destroy", help="remove the machines, their disks and networks")
     gone.add_argument("--image", action="store_true", help="the images too")
     view = verbs.add_parser("status", help="machines, addresses, who answers")
@@ -176,10 +186,21 @@ def parser() -> argparse.ArgumentParser:
     fault.add_argument("host", choices=HOSTS)
     fault.add_argument("component", choices=COMPONENTS)
     fault.add_argument("value", help="a JSON object, or: clear")
+    _add_hub(verbs.add_parser("hub", help="the Hub on the head that both machines download from"))
     verbs.add_parser(
         "overlap", help="1 if a machine ever held two servers at once, from its ledger"
     )
     return top
+
+
+def _add_hub(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="hub_verb", required=True, metavar="VERB")
+    begin = verbs.add_parser("start", help="serve, in place of what is served now")
+    begin.add_argument("--size", type=int, default=hub.SIZE, help="bytes of all weights together")
+    begin.add_argument("--xet", action="store_true", help="large files by Xet as well")
+    begin.add_argument("--bytes-per-second", type=float, help="of all content")
+    begin.add_argument("--accounts", type=Path, help="a JSON file; see standins/README.md")
+    verbs.add_parser("stop", help="stop serving; the content stays for the next start")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -246,9 +267,16 @@ def _change(asked: argparse.Namespace, pair: Pair, podman: Podman) -> None:
     elif asked.verb == "stop":
         stop(pair, podman)
     elif asked.verb == "reset":
-        reset_pair(pair, podman, bare=asked.bare)
+        if asked.weights != "found" and not asked.bare:
+            raise PairError("--recorded and --empty-weights go with --bare")
+        reset_pair(pair, podman, bare=asked.bare, weights=asked.weights)
     elif asked.verb == "destroy":
         destroy(pair, podman, asked.image)
+    elif asked.verb == "hub" and asked.hub_verb == "stop":
+        hub.stop(pair, podman)
+    elif asked.verb == "hub":
+        wanted = hub.Wanted(asked.size, asked.xet, asked.bytes_per_second, asked.accounts)
+        hub.start(pair, wanted, podman)
     elif asked.verb == "boot":
         machines.boot(pair, _hosts(asked, pair), podman)
 

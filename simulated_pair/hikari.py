@@ -1,6 +1,6 @@
 """The pair's starting point: Hikari serves, proven by a generation, and nothing else runs."""
 
-from simulated_pair import ledger, machines, serving
+from simulated_pair import hub, ledger, machines, record, serving
 from simulated_pair.naming import Machine, Pair
 from simulated_pair.outer import PairError, Podman, on_each, say
 
@@ -86,8 +86,13 @@ def _systemctl(machine: Machine, podman: Podman, verb: str, *units: str) -> None
     podman.run("exec", machine.container, "systemctl", verb, *units)
 
 
-def reset_pair(pair: Pair, podman: Podman, *, bare: bool) -> None:
-    """Bring the pair back to where `start` left it; with `bare` its configuration too."""
+def reset_pair(pair: Pair, podman: Podman, *, bare: bool, weights: str = "found") -> None:
+    """Bring the pair back to where `start` left it; with `bare` its configuration too.
+
+    `weights` counts with `bare` and until the next one: "found" by hand and on no record,
+    "recorded" in addition, "empty".
+    """
+    archive = record.archive()
     for machine in pair.machines:
         for fault in (machine.state / "faults").glob("*"):
             fault.unlink(missing_ok=True)
@@ -97,6 +102,7 @@ def reset_pair(pair: Pair, podman: Podman, *, bare: bool) -> None:
         machines.boot(pair, down, podman)
 
     def clear(machine: Machine) -> None:
+        (machine.state / "record.zip").write_bytes(archive)
         words = [
             f"{network.interface}={address}/24={'' if network.internal else network.gateway}"
             for network, address in zip(pair.networks, machine.addresses, strict=True)
@@ -104,7 +110,7 @@ def reset_pair(pair: Pair, podman: Podman, *, bare: bool) -> None:
         podman.script(
             machine.container,
             machines.INSIDE / "reset",
-            *(machine.home, "bare" if bare else "keep", *words),
+            *(machine.home, machine.role, "bare" if bare else "keep", weights, *words),
             subject=machine.name,
         )
 
@@ -112,6 +118,7 @@ def reset_pair(pair: Pair, podman: Podman, *, bare: bool) -> None:
         "pair", "ending whatever runs, faults and memory cleared" + (", bare again" if bare else "")
     )
     on_each(pair.machines, clear)
+    hub.forget(pair)
     for machine in pair.machines:
         _shorten_ledger(machine)
     if down:

@@ -26,8 +26,12 @@ CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 LOCAL_CAS = Path("/usr/local/share/ca-certificates")
 
 # systemd and Docker inside need a pure cgroup v2 view, which an outer machine with the hybrid
-# layout does not give.
-INIT = "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec /sbin/init"
+# layout does not give. On a real machine systemd itself makes all mounts shared, in a container it
+# leaves that to the container's manager; without it no unit ever sees its credentials.
+INIT = (
+    "mount --make-rshared /; "
+    "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec /sbin/init"
+)
 
 
 def prepare_state(pair: Pair) -> None:
@@ -230,7 +234,7 @@ def prepare(pair: Pair, chosen: Sequence[Machine], podman: Podman) -> None:
         podman.script(
             machine.container,
             INSIDE / "prepare",
-            *(machine.user, str(machine.uid), machine.home, public_key),
+            *(machine.user, str(machine.uid), machine.home, public_key, machine.role),
             *hikari_place(pair, machine),
             *rails(machine),
             subject=machine.name,

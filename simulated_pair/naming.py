@@ -11,6 +11,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 MANAGEMENT_INTERFACE = "enP7s7"
+HUB_PORT = 8760
 RAIL_INTERFACES = ("enp1s0f0np0", "enP2p1s0f0np0")
 
 
@@ -69,6 +70,11 @@ class Pair:
     def machines(self) -> tuple[Machine, Machine]:
         """Both machines, the head first."""
         return (self.head, self.worker)
+
+    @property
+    def hub_url(self) -> str:
+        """The Hub's address, as both machines and the controller know it."""
+        return f"http://{self.head.management}:{HUB_PORT}"
 
     @property
     def private_key(self) -> Path:

@@ -38,6 +38,7 @@ def host_variables(pair: Pair, machine: Machine) -> dict[str, Any]:
         "pair_peer": peer.name,
         "spark_user": machine.user,
         "spark_home": machine.home,
+        "weights_hub_endpoint": pair.hub_url,
         "tensorfold_service_recipe_commit": RECIPE_HEAD.read_text().strip(),
         "cx7_network_rails": [
             {"interface": interface, "address": f"{address}/24"}

@@ -38,6 +38,10 @@ class TestNames:
     def test_rails_are_cut_off_and_management_is_not(self, tmp_path: Path) -> None:
         assert [n.internal for n in pair_of(tmp_path).networks] == [False, True, True]
 
+    def test_the_hub_is_on_the_head(self, tmp_path: Path) -> None:
+        pair = pair_of(tmp_path)
+        assert pair.hub_url == f"http://{pair.head.management}:8760"
+
     def test_machines_by_name_and_by_role(self, tmp_path: Path) -> None:
         pair = pair_of(tmp_path)
         assert pair.machine("head") is pair.machine("spark-033f")

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 # What a fault does to a body of content.
-BODY = frozenset({"drop", "reset", "hang", "corrupt", "truncate", "slow", "ignore_range"})
+BODY = frozenset(
+    {"drop", "reset", "hang", "corrupt", "truncate", "slow", "ignore_range", "login_page"}
+)
 # Those of them that happen at one byte, on the way.
 POINTS = frozenset({"drop", "reset", "hang", "corrupt"})
 # What it does to the answer as a whole.

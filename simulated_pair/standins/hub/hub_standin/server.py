@@ -29,7 +29,7 @@ API = re.compile(
     r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|refs|commits|xet-read-token)(?:/(.*))?)?"
 )
 RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-CAS = re.compile(r"/v2/reconstructions/([0-9a-f]{64})")
+CAS = re.compile(r"/v[12]/reconstructions/([0-9a-f]{64})")
 XORB = re.compile(r"/xorb/([0-9a-f]{64})/(\d+)/([^/]+/[^/]+)/(.+)")
 XET_TOKEN = "xet-token"  # noqa: S105 - the store's own, worth nothing elsewhere
 STORED = re.compile(r"/store/([^/]+/[^/]+)/([^/]+)/(.+)")
@@ -358,10 +358,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self, held: Held, file: File, headers: dict[str, str]) -> None:
         faults = self._strike(BODY) if self.command == "GET" else []
+        if any(fault.what == "login_page" and self._use(fault) for fault in faults):
+            self._login_page()
+            return
         begin, end = 0, file.size
         if not any(fault.what == "ignore_range" and self._use(fault) for fault in faults):
             begin, end = self._range(file.size)
         self._pour(held.folder / file.path, (begin, end, file.size), headers, faults)
+
+    def _login_page(self) -> None:
+        """Not the Hub's answer but that of somebody between who wants to be logged in to."""
+        self.asked.status = 200
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        page = b"<html><title>Please log in</title></html>"
+        self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(page), page))
 
     def _range(self, size: int) -> tuple[int, int]:
         """The bytes asked for: all, or those of a range. Raises :class:`RefusedError`."""

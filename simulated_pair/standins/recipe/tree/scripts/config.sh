@@ -81,8 +81,8 @@ derived=tensorfold-dsv41/$RECIPE_CHECKPOINT_REVISION
 if [[ $ABLIT == 1 ]]; then
     derived+=-ablit-$RECIPE_ABLIT_REVISION
 fi
-RANK_CACHE=$derived/rank-cache
 GRAFTED_CHECKPOINT=$derived/checkpoint
+RANK_CACHE=$derived/checkpoint/rank-cache
 CHECKPOINT_REPOSITORY=hub/models--${RECIPE_CHECKPOINT/\//--}
 unset derived
 
