@@ -19,6 +19,7 @@ if str(ROOT) not in sys.path:
 
 from spark_pair import gate, pair_variables, roles  # noqa: E402 - needs the path above
 from spark_pair.errors import DescriptionError  # noqa: E402
+from spark_pair.weights import variables as weights_variables  # noqa: E402
 
 
 class ActionModule(ActionBase):
@@ -90,9 +91,13 @@ class ActionModule(ActionBase):
                 variables, roles.known_variables(ROOT), roles.role_prefixes(ROOT)
             )
         ]
-        if inputs == "all" and not problems:
-            try:
-                return [], pair_variables.description_of(host, hostvars)
-            except DescriptionError as error:
-                problems.append(str(error))
-        return problems, {}
+        if inputs == "names" or problems:
+            return problems, {}
+        try:
+            description = pair_variables.description_of(host, hostvars)
+            # A mistake about weights is no reason not to switch, or not to look at what serves.
+            if inputs == "weights":
+                weights_variables.settings_of(host, hostvars)
+        except DescriptionError as error:
+            return [str(error)], {}
+        return [], description

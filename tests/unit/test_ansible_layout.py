@@ -12,14 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_pair import engine_settings
+from spark_pair import engine_settings, pair_variables, roles
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
 PLAYBOOKS = sorted((ROOT / "playbooks").glob("*.yml"))
 PLAYS = [ROOT / "site.yml", *PLAYBOOKS]
 FROM_INVENTORY = {"pair_role", "pair_peer", "spark_user", "spark_home"}
-NEVER = {"stop_incumbent", "rollback", "discover"}
+NEVER = {"stop_incumbent", "rollback", "discover", "adopt", "verify"}
+STEPS = {"weights": ["download", "transfer", "graft", "shard", "prune"]}
+"""A stage that also answers to the kinds of its steps."""
+READ_BY_THE_PLAN = ("ablit_graft_", "rank_files_")
+"""Settings of steps that no role of their own does yet."""
+HANDED_OVER = {f"hf_download_{name}" for name in ("job", "order", "caps", "refused")}
+"""What one role gives another."""
 
 
 def load(path: Path) -> Any:
@@ -63,7 +69,7 @@ def test_tags_stand_on_import_playbook_lines_only() -> None:
 def test_every_stage_has_its_own_tag_and_the_last_are_asked_for_only() -> None:
     for entry in load(ROOT / "site.yml"):
         stage = Path(entry["ansible.builtin.import_playbook"]).stem
-        expected = ["never", stage] if stage in NEVER else [stage]
+        expected = [*(["never"] if stage in NEVER else []), stage, *STEPS.get(stage, [])]
         assert entry["tags"] == expected
     imported = [
         Path(entry["ansible.builtin.import_playbook"]).name for entry in load(ROOT / "site.yml")
@@ -110,7 +116,7 @@ def test_only_looking_stages_pass_an_incomplete_pair() -> None:
         for path in PLAYBOOKS
         if load(path)[0]["tasks"][0].get("vars", {}).get("pair_gate_needs") == "any"
     }
-    assert lenient == {"preflight", "status", "discover"}
+    assert lenient == {"preflight", "status", "discover", "plan", "verify"}
 
 
 def test_a_rollback_looks_at_no_variable() -> None:
@@ -139,7 +145,8 @@ def test_entry_points_are_documented_and_defaults_agree(role: str) -> None:
         for name, option in (spec.get("options") or {}).items():
             documented[name] = option
             assert option.get("description"), name
-            assert name.startswith(f"{role}_") or name in FROM_INVENTORY, name
+            planned = role == "weights" and name.startswith(READ_BY_THE_PLAN)
+            assert name.startswith(f"{role}_") or name in FROM_INVENTORY or planned, name
             if option.get("required"):
                 # One default in one place: what several stages share lies in group_vars/all.
                 assert "default" not in option
@@ -151,6 +158,7 @@ def test_entry_points_are_documented_and_defaults_agree(role: str) -> None:
     for name, option in documented.items():
         if option.get("required") and name.startswith(f"{role}_"):
             arrives = name in shared or "_switch_" in name or name.endswith("_recipe_commit")
+            arrives = arrives or name in HANDED_OVER
             assert arrives, f"{name} has no default in group_vars/all"
 
 
@@ -158,7 +166,8 @@ def test_every_shared_default_is_documented_by_its_role() -> None:
     for name in shared_defaults():
         if name.startswith("ansible_"):
             continue
-        owner = next(role for role in ROLES if name.startswith(f"{role}_"))
+        owner = "weights" if name.startswith(READ_BY_THE_PLAN) else None
+        owner = owner or next(role for role in ROLES if name.startswith(f"{role}_"))
         specs = load(ROOT / "roles" / owner / "meta/argument_specs.yml")["argument_specs"]
         assert any(name in (spec.get("options") or {}) for spec in specs.values()), name
 
@@ -194,3 +203,17 @@ def test_what_runs_on_a_bare_host_needs_no_package(module: str) -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("weights_disk_ordr", "weights_disk_order"),
+        ("ablit_graft_enable", "ablit_graft_enabled"),
+        ("rank_files_prune_source", "rank_files_prune_sources"),
+        ("hf_download_worker", "hf_download_workers"),
+    ],
+)
+def test_a_misspelt_setting_of_the_weights_is_found(wrong: str, right: str) -> None:
+    found = pair_variables.misspelt([wrong], roles.known_variables(ROOT), roles.role_prefixes(ROOT))
+    assert found == [(wrong, right)]
