@@ -150,6 +150,11 @@ class Play:
             text=True,
         )
 
+    def said(self) -> str:
+        """What ansible-playbook has printed so far."""
+        stdout = self._folder / "artifacts" / _IDENT / "stdout"
+        return stdout.read_text() if stdout.exists() else ""
+
     def finish(self) -> Played:
         """Wait for the end and return what happened."""
         try:

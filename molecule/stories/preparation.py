@@ -28,17 +28,16 @@ _PRODUCT = (
 def prepare() -> None:
     """Have the tool and the services of this checkout on both machines.
 
-    A pair that another state of the checkout has prepared begins from nothing: upgrades are no
-    matter of these stories.
+    The weights that lie there are on record, as --tags adopt leaves them: without, a plain run
+    refuses, which is another story. A pair that another state of the checkout has prepared begins
+    from nothing: upgrades are no matter of these stories.
     """
     wanted = _content()
     look = f"[ ! -e /etc/spark-pair/pair.json ] || cat {_STAMP} 2>/dev/null || true"
     found = set(on_both(look).values())
     if found == {wanted}:
         return
-    if found != {""}:
-        pair_command("reset", "--bare")
-    forget()
+    pair_command("reset", "--bare", "--recorded")
     play("runtime,tools,service").succeeded()
     note()
 

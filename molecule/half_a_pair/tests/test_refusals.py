@@ -17,7 +17,10 @@ from simulated_pair.naming import CHECKOUT
 
 RECIPE_HEAD = CHECKOUT / "simulated_pair" / "standins" / "recipe" / "HEAD.txt"
 
-MUTATING = (None, "network", "runtime", "tools", "service", "cutover", "stop_incumbent", "rollback")
+MUTATING = (
+    *(None, "network", "runtime", "tools", "adopt", "weights", "download", "service", "cutover"),
+    *("stop_incumbent", "rollback"),
+)
 """Tags that need both machines; None is a plain run."""
 
 
@@ -51,6 +54,23 @@ def test_preflight_of_one_machine_shows_its_table(played: Played) -> None:
 def test_status_of_one_machine_succeeds(played: Played) -> None:
     notes = played.unchanged().result_of("Show the table", HEAD)["notes"]
     assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in str(notes)
+
+
+@pytest.mark.play(tags="plan", limit=HEAD)
+def test_a_plan_of_one_machine_shows_what_it_holds_and_is_none(played: Played) -> None:
+    words = played.refused().one_sentence()
+    assert "No plan can be made without both machines" in words
+    assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in words
+    assert f"{HEAD} holds:" in played.output and f"{WORKER} holds:" not in played.output
+
+
+# Only a check, since a verification takes a note of what it has read.
+@pytest.mark.play(tags="verify", limit=HEAD, check=True)
+def test_a_verification_of_one_machine_is_not_one_of_the_pair(played: Played) -> None:
+    words = played.refused().one_sentence()
+    assert "Not the whole pair was verified" in words
+    assert f"{WORKER} (the worker of this pair) is left out by -l {HEAD}" in words
+    assert f"{HEAD}: would verify the weights" in played.output
 
 
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -114,6 +134,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensorfold_service_prepare": 1},
         ("tensorfold_service_prepare", "1"),
     ),
+    "an order of the weights that there is not": (
+        {"weights_disk_order": "fast"},
+        ("weights_disk_order", "fast", "download_first"),
+    ),
 }
 
 
@@ -125,10 +149,13 @@ IN_A_PLAIN_RUN = (
 )
 """One of each kind. The others are refused by the same gate, at the head of a single stage."""
 
+OF_THE_PLAN = ("an order of the weights that there is not",)
+"""No other stage has use for these variables, and none is stopped by them."""
+
 
 def _wrong(name: str) -> Any:
     variables, names = WRONG[name]
-    tags = None if name in IN_A_PLAIN_RUN else "service"
+    tags = None if name in IN_A_PLAIN_RUN else "plan" if name in OF_THE_PLAN else "service"
     mark = pytest.mark.play(tags=tags, extra_vars=variables)
     return pytest.param(names, id=name, marks=mark)
 

@@ -25,15 +25,34 @@ def head() -> Iterator[None]:
     back_to_hikari()
 
 
+REFUSED = (None, "adopt", "weights", "download", "service", "cutover", "rollback")
+
+
 def _with(tags: str | None) -> Any:
     mark = pytest.mark.play(tags=tags, environment=IMPATIENT)
     return pytest.param(id=str(tags), marks=mark)
 
 
-@pytest.mark.parametrize((), [_with(tags) for tags in (None, "service", "cutover", "rollback")])
+@pytest.mark.parametrize((), [_with(tags) for tags in REFUSED])
 def test_it_is_refused(played: Played) -> None:
     words = played.refused().one_sentence()
     assert f"{WORKER} (the worker of this pair) cannot be reached" in words
+
+
+@pytest.mark.play(tags="plan", environment=IMPATIENT)
+def test_a_plan_shows_what_the_other_one_holds(played: Played) -> None:
+    words = played.refused().one_sentence()
+    assert "No plan can be made without both machines" in words and "cannot be reached" in words
+    assert f"{HEAD} holds:" in played.output
+
+
+# Only a check, since a verification takes a note of what it has read.
+@pytest.mark.play(tags="verify", environment=IMPATIENT, check=True)
+def test_the_other_one_is_verified_and_who_is_not_is_named(played: Played) -> None:
+    words = played.refused().one_sentence()
+    assert "Not the whole pair was verified" in words
+    assert f"{WORKER} (the worker of this pair) cannot be reached" in words
+    assert f"{HEAD}: would verify the weights" in played.output
 
 
 @pytest.mark.play(tags="status", environment=IMPATIENT)

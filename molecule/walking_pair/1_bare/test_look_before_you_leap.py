@@ -26,7 +26,7 @@ PHASES = {
 
 @pytest.fixture(scope="module")
 def looked() -> Played:
-    pair_command("reset", "--bare")
+    pair_command("reset", "--bare", "--recorded")
     before = fingerprint()
     played = play(check=True)
     assert_untouched(before)
