@@ -13,6 +13,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 PYTHON := $(CURDIR)/.venv/bin/python
 PAIR := $(PYTHON) simulated_pair/pair.py
 PLAY := ansible-playbook -i inventory/simulated site.yml -l spark_pair
+# What the rank files of the simulated pair were cut from: nothing in them says it, their owner does.
+STATED := -e weights_adopt_checkpoint=45ee5d0f -e weights_adopt_overlay=none
 
 .PHONY: help
 help: ## this list
@@ -36,7 +38,9 @@ destroy: ## remove the simulated pair of this checkout
 	@simulated_pair/destroy
 
 .PHONY: demo
-demo: pair ## the whole journey on the simulated pair: Hikari, cut-over to DeepSeek, status
+demo: pair ## the whole journey on the simulated pair: weights adopted, cut-over to DeepSeek, status
+	@echo; echo '$$ $(PLAY) --tags tools,adopt $(STATED)'
+	@$(PLAY) --tags tools,adopt $(STATED)
 	@echo; echo '$$ $(PLAY)'
 	@$(PLAY)
 	@echo; echo '$$ $(PLAY) --tags status'
@@ -57,7 +61,7 @@ inventory: setup ## look at your own two Sparks and write inventory/local (ARGS=
 lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
 	ruff format --check .
-	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py docs/make_variables.py
+	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py docs/make_variables.py docs/make_plan_table.py
 	mypy --allow-subclassing-any action_plugins/*.py filter_plugins/*.py library/*.py
 	MYPYPATH=simulated_pair/standins/common:simulated_pair/standins/engine mypy simulated_pair/standins/*/*/*.py
 	MYPYPATH=molecule mypy --cache-dir .mypy_cache/stories molecule/stories molecule/conftest.py benchmarks/*.py

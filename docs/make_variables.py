@@ -62,7 +62,8 @@ def _default(name: str, option: dict[str, Any], defaults: dict[str, Any]) -> str
     plain = isinstance(value, list) and all(isinstance(item, str) for item in value)
     if isinstance(value, dict | list) and value and not plain:
         return "see `group_vars/all`"
-    return f"`{json.dumps(value)}`" if value not in ("", None) else "empty"
+    shown = json.dumps(value).replace("|", "\\|")  # else the end of a cell
+    return f"`{shown}`" if value not in ("", None) else "empty"
 
 
 def _text(description: Any) -> str:
