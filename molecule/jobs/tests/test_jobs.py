@@ -1,5 +1,6 @@
 """What the unit tests' systemd only plays: accounts, secrets, last steps, and every way to end."""
 
+import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -15,19 +16,29 @@ FOLDER = f"/var/lib/spark-pair/jobs/{NAME}"
 SECRET = "hf_StandInThatNobodyElseMayEverSeeX"  # noqa: S105
 PYTHON = "/opt/spark-pair/current/venv/bin/python"
 
-# Notes one proven file, says who and what it is, and ends as its first argument says.
+# As a download does, it puts a file of its order in place and notes it; also one that nobody has
+# ordered. It says who and what it is, and ends as its first argument says.
 _PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
 from spark_pair.jobs.inside import secret
-from spark_pair.weights.provenance import Artefact, Held, Origin
+from spark_pair.weights.download_order import DownloadOrder
+from spark_pair.weights.provenance import Artefact, Held, Origin, stat_of
 from spark_pair.weights.record import Proof, Proofs
-end = sys.argv[1]
-artefact = Artefact("story", "repository", "own/story", "a" * 40, Origin.DOWNLOADED, 0, "/no", {})
-held = Held(3, 1, 1, 1.0, "written", "b" * 64)
-Proofs(Path(os.environ["SPARK_PAIR_JOB_FOLDER"])).add(Proof(artefact, end, held))
+end, job = sys.argv[1], Path(os.environ["SPARK_PAIR_JOB_FOLDER"])
+order = DownloadOrder.from_dict(json.loads((job / "order.json").read_text()))
+repo, commit = order.manifest.repo, order.manifest.commit
+folder = order.where().snapshot(repo, commit)
+folder.mkdir(parents=True, exist_ok=True)
+artefact = Artefact("story", "repository", repo, commit, Origin.DOWNLOADED, 0, str(folder), {})
+proofs = Proofs(job)
+for name in (end, "a stranger"):
+    (folder / name).write_text(name)
+    stat, sha256 = stat_of(folder / name), order.manifest.file(end).sha256
+    held = Held(stat.size, stat.mtime_ns, stat.inode, time.time(), "written", sha256)
+    proofs.add(Proof(artefact, name, held))
 told = {"uid": os.getuid(), "arguments": sys.argv[2:], "secret": len(secret("hf-token") or "")}
-Path(os.environ["SPARK_PAIR_JOB_FOLDER"], "told.json").write_text(json.dumps(told))
+(job / "told.json").write_text(json.dumps(told))
 if end.isdigit():
     sys.exit(int(end))
 if end == "killed":
@@ -50,11 +61,34 @@ def _clean(prepared: None) -> Iterator[None]:
     forget = "from spark_pair.weights.provenance import Provenance; Provenance().forget('story')"
     clean = (
         f"systemctl stop {UNIT} 2>/dev/null; systemctl reset-failed {UNIT} 2>/dev/null; "
-        f"rm -rf {FOLDER}; {PYTHON} -c {shlex.quote(forget)}"
+        f"rm -rf {FOLDER} {machine(HEAD).home}/.cache/huggingface/hub/models--own--story; "
+        f"{PYTHON} -c {shlex.quote(forget)}"
     )
     on(HEAD, clean)
     yield
     on(HEAD, clean)
+
+
+def order() -> Mapping[str, Any]:
+    """Four files, each with its own name for content."""
+    ends = ("0", "1", "killed", "waiting")
+    files = [
+        {
+            "path": end,
+            "size": len(end),
+            "git_sha1": "c" * 40,
+            "sha256": hashlib.sha256(end.encode()).hexdigest(),
+        }
+        for end in ends
+    ]
+    return {
+        "schema": 1,
+        "source": "story",
+        "endpoint": "http://127.0.0.1:9",
+        "home": str(machine(HEAD).home),
+        "manifest": {"repo": "own/story", "commit": "a" * 40, "files": files},
+        "files": list(ends),
+    }
 
 
 def start(end: str, *arguments: str) -> Mapping[str, Any]:
@@ -66,7 +100,7 @@ def start(end: str, *arguments: str) -> Mapping[str, Any]:
         "user": machine(HEAD).user,
         "secrets": {"hf-token": SECRET},
         "caps": {"memory_max": 2**30, "io_weight": 20, "cpu_weight": 30},
-        "order": {"schema": 1},
+        "order": order(),
         "record": True,
     }
     words = shlex.join([PYTHON, "-c", _START, json.dumps(asked)])
