@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -25,7 +26,6 @@ from .errors import (
     UnreachableError,
 )
 from .hostview import View, observe, to_json
-from .jobs import commands as jobs
 from .journal import open_record
 from .node import LocalNode, PeerNode, release
 from .plan_text import switch_lines
@@ -33,7 +33,13 @@ from .switch import run as switching
 from .switch.machine import Outcome
 from .system import run
 from .verdict import State
-from .weights import commands as weights
+
+_LONG_WORK = {
+    "jobs": (".jobs.commands", "the long work of this host: downloads and the like"),
+    "weights": (".weights.commands", "what this host holds of the weights"),
+}
+"""Command -> its module and what it is for. A switch and the peer call this program again and
+again, so it imports these only for whoever asks for them."""
 
 _POLL_SECONDS = 0.3
 _SILENT_POLLS = 20
@@ -42,7 +48,7 @@ _SILENT_POLLS = 20
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments)
+    options = _parser(arguments).parse_args(arguments)
     try:
         return int(options.run(options, arguments))
     except SparkPairError as error:
@@ -56,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spark-pair",
         description="Moves a pair of machines between model servers.",
@@ -69,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
                         help=argparse.SUPPRESS)  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_commands(commands)
+    for name, (module, words) in _LONG_WORK.items():
+        long_work = commands.add_parser(name, help=words)
+        if name in arguments:
+            importlib.import_module(module, __package__).add_verbs(long_work)
     node = commands.add_parser("node", help="what the peer may ask of this host")
     _add_node_verbs(node.add_subparsers(required=True, metavar="VERB"))
     return parser
@@ -103,9 +113,6 @@ def _add_commands(commands: Any) -> None:
     one = commands.add_parser("history", help="past switches with the time of each phase")
     _history_options(one)
     one.set_defaults(run=_on_head(_history))
-
-    jobs.add_commands(commands)
-    weights.add_commands(commands)
 
     one = commands.add_parser("run-switch", help="for spark-pair-switch.service only")
     one.set_defaults(run=_run_switch)

@@ -21,9 +21,8 @@ _FAILED = 1
 _INTERRUPTED = 130
 
 
-def add_commands(commands: Any) -> None:
-    """Register `jobs` among the commands of the tool."""
-    parser = commands.add_parser("jobs", help="the long work of this host: downloads and the like")
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """Give the command `jobs` its options and verbs."""
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_list)
     verbs = parser.add_subparsers(metavar="VERB")

@@ -38,9 +38,8 @@ _WRONG = 1
 _MOST_BYTES = 64 << 20
 
 
-def add_commands(commands: Any) -> None:
-    """Register `weights` among the commands of the tool."""
-    parser = commands.add_parser("weights", help="what this host holds of the weights")
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """Give the command `weights` its options and verbs."""
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(run=_show)
     verbs = parser.add_subparsers(metavar="VERB")

@@ -25,6 +25,8 @@ ALWAYS = [
     f"{PACKAGE}.{name}"
     for name in (
         "cli",
+        "jobs.commands",
+        "weights.commands",
         "switch.run",
         "description",
         "hostview",
@@ -242,3 +244,16 @@ def test_modules_are_shipped_with_relative_imports_only() -> None:
                 assert (node.module or "").partition(".")[0] != PACKAGE, module
             elif isinstance(node, ast.Import):
                 assert all(alias.name.partition(".")[0] != PACKAGE for alias in node.names), module
+
+
+def test_a_switch_does_not_wait_for_what_only_long_work_needs() -> None:
+    ask = (
+        "import sys\nfrom spark_pair import cli\n"
+        "try: cli.main(['switch', '--help'])\nexcept SystemExit: pass\n"
+        "long_work = ('spark_pair.weights', 'spark_pair.jobs')\n"
+        "print([one for one in sys.modules if one.startswith(long_work)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
