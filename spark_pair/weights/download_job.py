@@ -5,21 +5,20 @@ Needs the packages of the installed tool.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from ..jobs import words as job_words
 from ..jobs.inside import Reporter
 from ..jobs.shapes import JobFailedError
-from .cache import Cache, Payload
+from .cache import Cache
 from .download_order import DownloadOrder
 from .fetch import Outcome, Result, fetch
 from .hub import Hub
-from .manifest import File
+from .noted import How, Noted
 from .pace import Reading
-from .provenance import Artefact, Held, Origin, Provenance, ProvenanceError, stat_of
-from .record import Proof, Proofs
+from .provenance import Artefact, Origin, Provenance
+from .record import Proofs
 
 _PROBLEMS_TOLD = 3
 
@@ -43,14 +42,14 @@ def download(
         smallest = min(order.files, key=lambda file: (file.size, file.path))
         hub.probe(order.manifest.repo, order.manifest.commit, smallest.path)
     cache = order.where()
-    files = _Files(order, cache, proofs, _recorded(order, cache, provenance))
+    files = Noted(_artefact(order, cache), proofs, provenance)
     result = fetch(
         hub,
         cache,
         order.manifest,
         order.files,
         progress=lambda reading: _show(order, reporter, reading),
-        settled=files.settled,
+        settled=lambda outcome: _note(files, outcome),
         stop=reporter.stop_asked,
         workers=order.workers,
         limit_bytes_per_second=order.limit_bytes_per_second,
@@ -70,72 +69,18 @@ def _pause(reporter: Reporter, seconds: float) -> None:
     reporter.check()
 
 
-class _Files:
-    """What is known about the files of an order, and noted as they are proven."""
-
-    def __init__(
-        self, order: DownloadOrder, cache: Cache, proofs: Proofs, record: Artefact | None
-    ) -> None:
-        manifest = order.manifest
-        self._artefact = Artefact(
-            name=order.source,
-            kind="repository",
-            repo=manifest.repo,
-            commit=manifest.commit,
-            origin=Origin.DOWNLOADED,
-            at=0.0,
-            folder=str(cache.snapshot(manifest.repo, manifest.commit)),
-            files={},
-        )
-        self._proofs = proofs
-        self._record = record
-
-    def trusted(self, file: File, payload: Payload) -> bool:
-        """Whether the record vouches for a file in the cache, by the everyday check."""
-        held = self._record.files.get(file.path) if self._record else None
-        return (
-            held is not None
-            and held.failed_at is None
-            and held.agrees_with(file)
-            and held.stat == stat_of(payload.path)
-        )
-
-    def settled(self, outcome: Outcome) -> None:
-        """Note a file that is there and was proven in this run; never raises."""
-        file, proven = outcome.file, outcome.stat
-        if not outcome.whole or outcome.path is None or proven is None:
-            return
-        try:
-            found = stat_of(outcome.path)
-        except OSError:
-            found = None
-        if found != proven:
-            self._proofs.missed += 1  # somebody was quicker
-            return
-        held = Held(
-            size=file.size,
-            mtime_ns=proven.mtime_ns,
-            inode=proven.inode,
-            verified_at=time.time(),
-            how="written" if outcome.state == "fetched" else "read",
-            sha256=file.sha256 or "",
-            git_sha1="" if file.sha256 else file.git_sha1,
-        )
-        self._proofs.add(Proof(self._artefact, file.path, held))
+def _artefact(order: DownloadOrder, cache: Cache) -> Artefact:
+    """What is recorded of the files, without them."""
+    repo, commit = order.manifest.repo, order.manifest.commit
+    folder = str(cache.snapshot(repo, commit))
+    return Artefact(order.source, "repository", repo, commit, Origin.DOWNLOADED, 0.0, folder, {})
 
 
-def _recorded(order: DownloadOrder, cache: Cache, provenance: Provenance) -> Artefact | None:
-    """What is recorded of the very snapshot that is ordered; a record that cannot be read is no
-    reason not to download, since every file is proven then."""
-    try:
-        known = provenance.load().get(order.source)
-    except (ProvenanceError, OSError):
-        return None
-    wanted = (order.manifest.repo, order.manifest.commit)
-    if known is None or (known.repo, known.commit) != wanted:
-        return None
-    folder = str(cache.snapshot(*wanted))
-    return known if known.folder == folder else None
+def _note(files: Noted, outcome: Outcome) -> None:
+    """Note a file that is there and was proven in this run."""
+    if outcome.whole and outcome.path is not None and outcome.stat is not None:
+        how: How = "written" if outcome.state == "fetched" else "read"
+        files.settled(outcome.file, outcome.path, outcome.stat, how)
 
 
 def _show(order: DownloadOrder, reporter: Reporter, reading: Reading) -> None:

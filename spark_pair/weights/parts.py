@@ -26,6 +26,7 @@ FLUSH_BYTES = 32 << 20
 """After so many bytes they are brought to the disk and leave the page cache."""
 MARK_BYTES = 256 << 20
 READ_BYTES = 4 << 20
+FOLLOW_BYTES = 1 << 20
 
 _SCHEMA = 1
 _OPENINGS = 5
@@ -55,6 +56,8 @@ class Part:
         self._flushed = 0
         self._flusher = ThreadPoolExecutor(1, "flush")
         self._flushing: Future[None] | None = None
+        # Reading into the same room again and again stays in the processor's cache.
+        self._room = memoryview(bytearray(FOLLOW_BYTES))
 
     def __enter__(self) -> Part:
         return self
@@ -103,6 +106,27 @@ class Part:
         self.offset += len(view)
         if self.offset - self._flushed >= FLUSH_BYTES:
             self._start_flush()
+
+    def follow(self) -> int:
+        """Hash what another process has added to the end of the file; how many bytes it was.
+
+        At most FLUSH_BYTES at a time, and none beyond the file's size; 0 when nothing is new.
+        """
+        before = self.offset
+        end = min(self.length(), self.file.size, before + FLUSH_BYTES)
+        while self.offset < end:
+            count = os.preadv(self._handle, [self._room[: end - self.offset]], self.offset)
+            if not count:
+                break
+            self._hasher.update(self._room[:count])
+            self.offset += count
+        if self.offset - self._flushed >= FLUSH_BYTES:
+            self._start_flush()
+        return self.offset - before
+
+    def length(self) -> int:
+        """Bytes that the file has, whoever wrote them."""
+        return os.fstat(self._handle).st_size
 
     @property
     def complete(self) -> bool:
