@@ -15,7 +15,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import SparkPairError
@@ -114,7 +114,7 @@ def partial_rank_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def named_revisions(path: Path) -> tuple[str, str | None] | None:
+def named_revisions(path: PurePath) -> tuple[str, str | None] | None:
     """What the folders above a rank file say that it was cut from, eight digits each.
 
     Checkpoint and overlay (None for stock weights); None when no folder is named so.
