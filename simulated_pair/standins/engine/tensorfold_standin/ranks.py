@@ -45,12 +45,15 @@ def _watch_signals() -> None:
     signal.signal(signal.SIGINT, _terminate)
 
 
-def _load(rank: int, fault: Fault) -> float:
-    """Pretend to load the weights; seconds taken. Raises :class:`rank_cache.RankCacheError`."""
+def _load(rank: int, fault: Fault, directory: str) -> float:
+    """Check this rank's file and pretend to load it; seconds taken.
+
+    Raises :class:`rank_cache.RankCacheError`, or :class:`StartError` without a directory.
+    """
     began = time.monotonic()
-    directory = os.environ.get("TF_DS_RANK_CACHE", "")
-    if directory:
-        rank_cache.load(Path(directory), rank)
+    if not directory:
+        raise StartError("set TF_DS_RANK_CACHE to the lane's per-rank weight files")
+    rank_cache.load(Path(directory), rank)
     time.sleep(LOAD_SECONDS)
     if fault.mode == "exit_while_loading" and fault.rank == rank:
         raise StartError("the stand-in was asked to fail while loading")
@@ -75,7 +78,7 @@ def _serve(options: ServeOptions, ledger: Ledger) -> None:
     fault = faults.current()
     keys = Keys(options.api_keys, options.api_key_file)
     master, link_port = link_address()
-    loaded = _load(0, fault)
+    loaded = _load(0, fault, os.environ.get("TF_DS_RANK_CACHE", ""))
     leader = link.wait_for_follower(master, link_port)
     context = options.context // 2 if fault.mode == "smaller_context" else options.context
     engine = Engine(options, context, leader, faults, keys)
@@ -108,7 +111,7 @@ def _serve(options: ServeOptions, ledger: Ledger) -> None:
 
 def _follow(options: FollowOptions, ledger: Ledger) -> None:
     fault = Faults("engine").current()
-    loaded = _load(1, fault)
+    loaded = _load(1, fault, options.cache_dir)
     peer = link.connect(options.head, options.link_port)
     report = {
         "rank": 1,

@@ -82,7 +82,7 @@ api() { # PATH [CURL_ARGUMENT…]; the key goes through a file, never through an
 # -- what both ranks are started with -------------------------------------------------------------
 choose_model() {
     local snapshot
-    rank0_cache='' rank1_cache='' model=/opt/engine/no-checkpoint
+    model=/opt/engine/no-checkpoint
     snapshot=$(find "$HF_CACHE/$CHECKPOINT_REPOSITORY/snapshots" -mindepth 1 -maxdepth 1 \
         -name "$RECIPE_CHECKPOINT_REVISION*" 2>/dev/null | head -n 1 || true)
     if [[ $ABLIT == 1 && -d $HF_CACHE/$GRAFTED_CHECKPOINT ]]; then
@@ -94,26 +94,19 @@ choose_model() {
         die "no config.json in $HF_CACHE/${model#/hf/}: the checkpoint is not whole"
     fi
     if [[ $model != /hf/* ]]; then
-        warn "no checkpoint in $HF_CACHE: the stand-in engine serves without weights"
-    fi
-    if [[ -d $HF_CACHE/$RANK_CACHE ]]; then
-        rank0_cache=/hf/$RANK_CACHE
-    fi
-    if ((worker_reachable)) && [[ $NFS_VOLUME == /* ]] &&
-        on_worker "test -d $(printf %q "$NFS_VOLUME/$RANK_CACHE")" </dev/null; then
-        rank1_cache=/hf/$RANK_CACHE
+        warn "no checkpoint in $HF_CACHE: only the rank files are there"
     fi
 }
 
 make_commands() {
-    local name rank devices gid interface infiniband cache hf engram=()
+    local name rank devices gid interface infiniband hf engram=()
     serve=(tensorfold serve "$model" --host "$HOST" --port "$PORT" --name "$SERVED_NAME"
         --context "$CONTEXT" --parallel "$PARALLEL")
     if [[ $THINKING == 1 ]]; then serve+=(--thinking); else serve+=(--no-thinking); fi
     serve+=(--max-tokens "$MAX_TOKENS" --temperature 1.0 --top-p 0.95 --top-k 20 --backend cuda)
     if [[ $API_KEY == 1 ]]; then serve+=(--api-key-file /run/api-key); fi
     serve+=(${extra[@]+"${extra[@]}"})
-    follow=(tf-dsv41-lanes "$model" "${rank1_cache:-/hf/$RANK_CACHE}" 1 2 "$link_address" "$MASTER_PORT" /kit
+    follow=(tf-dsv41-lanes "$model" "/hf/$RANK_CACHE" 1 2 "$link_address" "$MASTER_PORT" /kit
         --pool "$CONTEXT" --rdma "$worker_devices" --graphs "$GRAPHS" --side 1 --prefetch 1 --aio 1)
 
     local from_shell=()
@@ -128,10 +121,10 @@ make_commands() {
 
     for rank in 0 1; do
         if ((rank == 0)); then
-            devices=$head_devices gid=$head_gid interface=$link_interface cache=$rank0_cache hf=$HF_CACHE:/hf
+            devices=$head_devices gid=$head_gid interface=$link_interface hf=$HF_CACHE:/hf
             infiniband=$(ls -d /dev/infiniband 2>/dev/null || true)
         else
-            devices=$worker_devices gid=$worker_gid interface=$worker_interface cache=$rank1_cache hf=$NFS_VOLUME:/hf:ro
+            devices=$worker_devices gid=$worker_gid interface=$worker_interface hf=$NFS_VOLUME:/hf:ro
             infiniband=
             if ((worker_reachable)); then
                 infiniband=$(on_worker 'ls -d /dev/infiniband 2>/dev/null || true' </dev/null)
@@ -145,9 +138,9 @@ make_commands() {
             -e "TF_DS_STREAMS=$PARALLEL" -e "TF_DS_PREFILL_INTERLEAVE_MS=$PREFILL_INTERLEAVE_MS"
             -e "TF_DS_REASONING_EFFORT=$REASONING_EFFORT" -e TF_DS_HC_SIDE=1 -e TF_DS_L2_PREFETCH=1
             -e TF_DS_ENGRAM_AIO=1 -e TF_DS_REPLAY_FLOOR=1 -e TF_DS_KIT=/kit
+            -e "TF_DS_RANK_CACHE=/hf/$RANK_CACHE"
             -e "NCCL_SOCKET_IFNAME=$interface" -e "NCCL_IB_HCA=$devices" -e "NCCL_IB_GID_INDEX=$gid"
             -e "NCCL_MIN_NCHANNELS=$NCCL_CHANNELS" -e "NCCL_MAX_NCHANNELS=$NCCL_CHANNELS")
-        if [[ -n $cache ]]; then command+=(-e "TF_DS_RANK_CACHE=$cache"); fi
         # The caller's own variables come last and win: whoever exports one bypasses the values above.
         command+=(${from_shell[@]+"${from_shell[@]}"} -v "$hf")
         if ((rank == 1)) && [[ -n $WORKER_ENGRAM_DIR ]]; then

@@ -4,8 +4,8 @@
 #   graft   makes the checkpoint with the overlay applied (only with ABLIT=1)
 #   ranks   cuts the checkpoint into the two rank files, each on its own machine
 # usage: scripts/prepare.sh [image|graft|ranks]…      all three by default
-# It downloads nothing. The overlay here replaces whole tensors of equal shape and type; nothing
-# about a model's behaviour can be seen from it.
+# It downloads nothing. The overlay here replaces whole tensors of equal shape; nothing about a
+# model's behaviour can be seen from it.
 set -euo pipefail
 cd "$(dirname "$(dirname "$(readlink -f "$0")")")"
 # shellcheck source=scripts/config.sh
@@ -17,7 +17,7 @@ ABLIT_REPOSITORY=hub/models--drowzeys--keys-DeepSeek-V4.1-Flash-1017-Abliterated
 SIDECAR=exl3_wo_b_l10_35_mia29.safetensors
 
 in_image() { # runs the image's Python or tools with the cache writable, as the caller
-    docker run --rm --network none --user "$(id -u):$(id -g)" -v "$HF_CACHE:/hf" "$IMAGE" "$@"
+    docker run --rm --network none --user "$(id -u):$(id -g)" -v "$HF_CACHE:/hf" -v "$PWD:/recipe:ro" "$IMAGE" "$@"
 }
 
 find_snapshot() { # REPOSITORY REVISION_PREFIX -> path below the cache
@@ -59,6 +59,7 @@ prepare_graft() {
     mkdir -p "$HF_CACHE/${GRAFTED_CHECKPOINT%/*}"
     in_image apply-overlay --src "/hf/$source" --wo-b "/hf/$sidecar" \
         --dst "/hf/$GRAFTED_CHECKPOINT.new"
+    in_image python3 /recipe/tools/ablit_stock_dtypes.py "/hf/$source" "/hf/$GRAFTED_CHECKPOINT.new"
     mv "$HF_CACHE/$GRAFTED_CHECKPOINT.new" "$HF_CACHE/$GRAFTED_CHECKPOINT"
     log "graft: $GRAFTED_CHECKPOINT is ready"
 }
