@@ -38,7 +38,7 @@ VERIFIED = "verified.jsonl"
 PROGRESS = "progress.json"
 RESULT = "result.json"
 
-LIMITS = frozenset({"limit_bytes_per_second", "workers", "floor_bytes"})
+LIMITS = frozenset({"limit_bytes_per_second", "workers", "streams", "floor_bytes"})
 """Keys of an order that say how fast it goes, or how far, and not what is to be done."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -1,4 +1,4 @@
-"""What a play wants of a job: that it runs, that it is looked at, that it does not run."""
+"""What a play wants of a job: that it runs."""
 
 from __future__ import annotations
 
@@ -72,23 +72,6 @@ def _refuse_an_older_tool(jobs: Jobs, name: str) -> None:
         raise JobError(
             "the spark-pair tool on this host is older than these playbooks: run --tags tools first"
         )
-
-
-def looked(jobs: Jobs, name: str) -> Answer:
-    """The job as it is."""
-    view = jobs.look(name)
-    return answer(view, f"job {name} is {view.state}", changed=False)
-
-
-def stopped(jobs: Jobs, name: str, *, check: bool) -> Answer:
-    """Stop the job, if there is one and it runs; with `check` only say so."""
-    view = jobs.look(name)
-    if view.state is not JobState.RUNNING:
-        return answer(view, f"job {name} does not run", changed=False)
-    if check:
-        return answer(view, f"would stop job {name}", changed=True)
-    view, ran = jobs.stop(name)
-    return answer(view, f"job {name} was stopped", changed=ran)
 
 
 def _runs_already(name: str) -> str:

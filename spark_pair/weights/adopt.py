@@ -31,8 +31,9 @@ from .adopt_plan import SCHEMA, rank_of_host
 from .cache import Cache
 from .holdings import OVERLAY, RANKS
 from .kept import Kept
+from .layout import rank_name
 from .manifest import HOST_ROLES, File, HostRole, Manifest, ManifestError, is_commit
-from .provenance import Artefact, Held, Origin, Provenance, Stat, Trouble, everyday
+from .provenance import RANK_FILE, Artefact, Held, Origin, Provenance, Stat, Trouble, everyday
 from .rank_file import (
     Footer,
     RankFileError,
@@ -84,7 +85,7 @@ class RankOrder:
     @property
     def name(self) -> str:
         """What it is called in the record."""
-        return f"rank{self.rank}"
+        return rank_name(self.rank, self.overlay)
 
 
 @dataclass(frozen=True)
@@ -466,7 +467,7 @@ class _Adoption:
                 return
             self.read_bytes += held.size
             artefact = Artefact(
-                rank.name, "rank_file", rank.repo, rank.checkpoint, Origin.ADOPTED, time.time(),
+                rank.name, RANK_FILE, rank.repo, rank.checkpoint, Origin.ADOPTED, time.time(),
                 str(rank.path.parent), {name: held},
                 {OVERLAY: rank.overlay, "index_sha256": footer.index_sha256},
             )  # fmt: skip
@@ -508,14 +509,15 @@ class _Adoption:
         return rank.path if home.is_relative_to(folder) or len(folder.parts) <= 2 else folder
 
     def _is_recorded(self, rank: RankOrder) -> bool:
-        record = self.provenance.load().get(rank.name)
-        return (
-            record is not None
+        # Under whatever name: earlier releases had but one for each rank.
+        return any(
+            record.kind == RANK_FILE
             and record.commit == rank.checkpoint
             and record.details.get(OVERLAY) == rank.overlay
             and record.folder == str(rank.path.parent)
             and rank.path.name in record.files
             and not everyday(record, Disk(record.folder).stat)
+            for record in self.provenance.load().values()
         )
 
     # ---- both

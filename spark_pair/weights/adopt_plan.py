@@ -27,7 +27,7 @@ from .manifest import (
     is_commit,
     is_prefix,
 )
-from .provenance import Artefact, artefact_of
+from .provenance import RANK_FILE, Artefact, artefact_of
 from .rank_file import named_revisions, rank_of
 
 SCHEMA = 1
@@ -295,14 +295,17 @@ def _ranks_to_adopt(seen: Seen, role: HostRole, stated: Stated) -> list[RankFoun
     mixed the hosts up, and the job says so. Otherwise they are left over from the cut.
     """
     rank = rank_of_host(role)
-    record = artefacts(seen).get(f"rank{rank}")
+    known = [
+        (artefact.commit, artefact.details.get(OVERLAY))
+        for name, artefact in artefacts(seen).items()
+        if artefact.kind == RANK_FILE and name.startswith(f"rank{rank}")
+    ]
     new = _unrecorded_ranks(seen)
     own = [file for file in new if file.rank == rank]
     matching = [file for file in own if _folder_agrees(file, stated)]
-    if record is not None:
-        other = bool(stated.checkpoint) and not _agrees(
-            (record.commit, record.details.get(OVERLAY)), stated
-        )
+    if known:
+        # Stock and grafted ones can lie there together, each on a record of its own.
+        other = bool(stated.checkpoint) and not any(_agrees(one, stated) for one in known)
         return [file for file in matching if named_revisions(file.path)] if other else []
     return matching or own or new
 

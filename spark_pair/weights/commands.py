@@ -8,9 +8,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import jsonfile, paths
 from ..errors import DescriptionError, SparkPairError
@@ -26,8 +26,17 @@ from ..jobs.shapes import (
 )
 from .adopt import AdoptOrder, adopt
 from .download_order import DownloadOrder
+from .graft_job import run as graft
+from .graft_order import GraftOrder
+from .offer import offer
 from .provenance import Artefact, Difference, Provenance, entry_of, everyday
 from .record import Proofs, take_over
+from .removal_job import drop, prune
+from .remove_order import DropOrder, PruneOrder
+from .shard_job import shard
+from .shard_order import ShardOrder
+from .transfer_job import run as send
+from .transfer_order import read_order
 from .verify import Disk
 from .verify_job import usual_threads, verify_all
 
@@ -47,6 +56,15 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     one = verbs.add_parser("download", help="fetch what ORDER names (the program of a job)")
     _order_argument(one)
     one.set_defaults(run=_download)
+
+    for name, what, program in _PROGRAMS:
+        one = verbs.add_parser(name, help=f"{what} (the program of a job)")
+        _order_argument(one)
+        one.set_defaults(run=program)
+
+    # What the other machine's transfer asks for, over ssh.
+    one = verbs.add_parser("offer")
+    one.set_defaults(run=_offer)
 
     one = verbs.add_parser("verify", help="read again all that is recorded (the program of a job)")
     one.add_argument("--threads", type=int, choices=range(1, 5), default=usual_threads())
@@ -165,6 +183,39 @@ def _download(options: argparse.Namespace, _: list[str]) -> int:
     return carry_out(body)
 
 
+def _offer(_: argparse.Namespace, __: list[str]) -> int:
+    return offer()
+
+
+Told = tuple[str, Mapping[str, Any]]
+Verb = Callable[[argparse.Namespace, list[str]], int]
+Order = TypeVar("Order")
+
+
+def _program(
+    read: Callable[[Any], Order], run: Callable[[Order, Reporter, Proofs, Provenance], Told]
+) -> Verb:
+    """The verb that carries out an order of one kind."""
+
+    def verb(options: argparse.Namespace, _: list[str]) -> int:
+        def body(reporter: Reporter) -> Told:
+            return run(read(order_of(options)), reporter, Proofs(job_folder()), Provenance())
+
+        return carry_out(body)
+
+    return verb
+
+
+_PROGRAMS = (
+    ("transfer", "bring what ORDER names from the other machine", _program(read_order, send)),
+    ("graft", "put an overlay into the checkpoint, or take it out",
+     _program(GraftOrder.from_dict, graft)),
+    ("shard", "cut a rank file from the checkpoint", _program(ShardOrder.from_dict, shard)),
+    ("prune", "delete the shards that rank files replace", _program(PruneOrder.from_dict, prune)),
+    ("drop", "delete a rank file that the other machine has", _program(DropOrder.from_dict, drop)),
+)  # fmt: skip
+
+
 def _verify(options: argparse.Namespace, _: list[str]) -> int:
     def body(reporter: Reporter) -> tuple[str, Mapping[str, Any]]:
         return verify_all(reporter, Proofs(job_folder()), Provenance(), options.threads)
@@ -193,6 +244,14 @@ def _record(options: argparse.Namespace, _: list[str]) -> int:
         return _WRONG
     for name, files in sorted(taken.files.items()):
         print(f"recorded: {name}, {'1 file' if len(files) == 1 else f'{len(files)} files'}")
+    for name, files in sorted(taken.gone.items()):
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        print(f"out of the record: {name}, {count} that were deleted")
+    if taken.incomplete:
+        print(
+            f"spark-pair: only {taken.incomplete} of the files that count together are proven, so "
+            "none is recorded; run it again"
+        )
     if taken.skipped:
         print(
             f"spark-pair: {taken.skipped} of the proofs in {folder} are not for what was ordered, "

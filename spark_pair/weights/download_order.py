@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import DescriptionError
 from .cache import Cache
 from .manifest import File, Manifest, ManifestError
+from .provenance import Artefact, Held, Origin
 
 SCHEMA = 1
 _REQUIRED = frozenset({"schema", "source", "endpoint", "home", "manifest", "files"})
@@ -74,6 +75,32 @@ class DownloadOrder:
     def total(self) -> int:
         """Bytes of all the files."""
         return sum(file.size for file in self.files)
+
+    # ---- what its job's proofs may say
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """Nothing: each file counts by itself."""
+        return frozenset()
+
+    @property
+    def gone(self) -> Mapping[str, frozenset[str]]:
+        """Nothing leaves the record."""
+        return {}
+
+    def accepts(self, artefact: Artefact, path: str, held: Held) -> bool:
+        """Whether a proof is for a file that was ordered, with the Hub's hash."""
+        file = next((one for one in self.files if one.path == path), None)
+        if file is None or artefact != self._artefact(artefact.at):
+            return False
+        hashes = (file.sha256 or "", "" if file.sha256 else file.git_sha1)
+        return (held.size, held.sha256, held.git_sha1) == (file.size, *hashes)
+
+    def _artefact(self, at: float) -> Artefact:
+        """What a download brings, without its files."""
+        repo, commit = self.manifest.repo, self.manifest.commit
+        folder = str(self.where().snapshot(repo, commit))
+        return Artefact(self.source, "repository", repo, commit, Origin.DOWNLOADED, at, folder, {})
 
 
 def _key_problem(data: Mapping[str, Any]) -> str:

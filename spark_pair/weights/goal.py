@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .budget import GB, GIB
-from .holdings import Holdings, Wanted
+from .holdings import Holdings, RankFile, Wanted
 from .manifest import File, Selector
 from .provenance import SHARD
 
@@ -80,14 +80,15 @@ class Goal:
         """Every source that something is wanted of."""
         return tuple(one for one in (self.checkpoint, self.overlay, *self.others) if one)
 
+    def rank_file(self, held: Holdings, rank: int) -> RankFile | None:
+        """This rank file on a machine, cut from what is wanted."""
+        if self.checkpoint is None:
+            return None
+        return held.rank(rank, self.checkpoint.commit, self.graft)
+
     def cut(self, held: Holdings, rank: int) -> bool:
         """Whether a machine holds this rank file, cut from what is wanted."""
-        file = held.ranks.get(rank)
-        return (
-            file is not None
-            and self.checkpoint is not None
-            and (file.checkpoint, file.overlay) == (self.checkpoint.commit, self.graft)
-        )
+        return self.rank_file(held, rank) is not None
 
     @property
     def prunable(self) -> tuple[File, ...]:

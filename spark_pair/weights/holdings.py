@@ -15,6 +15,9 @@ from .provenance import SHARD, Artefact, Origin
 OVERLAY = "overlay"
 """Key of an artefact's details for the overlay's commit; absent or None for stock weights."""
 
+GRAFTED = "grafted"
+"""The same for the paths of the shards that carry it."""
+
 RANKS = (0, 1)
 """Rank 0 stays on the head, rank 1 goes to the worker."""
 
@@ -45,11 +48,18 @@ class Wanted:
 class RankFile:
     """A verified and recorded rank file and what it was cut from."""
 
+    rank: int
     size: int
     checkpoint: str
     """Commit."""
     overlay: str | None
     """Commit of the overlay that the shards carried; None for stock weights."""
+    artefact: str = ""
+    """What the record calls it."""
+    folder: str = ""
+    path: str = ""
+    """Its name in that folder."""
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,19 +73,33 @@ class Holdings:
     parts: Sizes = field(default_factory=dict)
     """Our own unfinished files, by what there is of them."""
     graft: str | None = None
-    """Commit of the overlay that the checkpoint's shards carry."""
+    """Commit of the overlay that the checkpoint's shards carry, by the record."""
+    unfinished: str | None = None
+    """Commit of the overlay that some of them carry, since a graft of it, or its undoing, did not
+    come to its end. All shards are there then; which state each is in, only a look inside tells."""
     work: int = 0
     """What a graft keeps besides the shards: what undoes it, or the rewritten shards."""
     moved: int = 0
     """Of the checkpoint's bytes, those that lie in the work folder and not in the cache."""
-    ranks: Mapping[int, RankFile] = field(default_factory=dict)
-    """Rank files by their rank."""
+    ranks: tuple[RankFile, ...] = ()
+    """Rank files, of one rank also several, cut from different weights."""
     strangers: frozenset[int] = frozenset()
     """Ranks of which a file lies where ours would, without a record."""
     image: bool = False
     """Whether the image of the engine is there."""
     leftovers: int = 0
     """Interrupted downloads of other programs and their caches; never touched, only told."""
+
+    @property
+    def overlaid(self) -> str | None:
+        """Commit of the overlay that some shards carry, all in order or not."""
+        return self.graft or self.unfinished
+
+    def rank(self, rank: int, checkpoint: str, overlay: str | None) -> RankFile | None:
+        """The rank file that was cut from these commits."""
+        wanted = (rank, checkpoint, overlay)
+        found = (one for one in self.ranks if (one.rank, one.checkpoint, one.overlay) == wanted)
+        return next(found, None)
 
     def has(self, name: str, files: Iterable[File]) -> bool:
         """Whether all of these files of a source are recorded."""
@@ -148,23 +172,45 @@ def _vouched(artefact: Artefact, file: File) -> bool:
     if held is None:
         return False
     if artefact.origin is Origin.GRAFTED and file.path.endswith(SHARD):
-        return held.size == file.size
+        carrying = artefact.details.get(GRAFTED)
+        if carrying is None:
+            return held.size == file.size
+        if file.path in carrying:
+            # One that a script wrote anew may have another header; whoever grafted looked inside.
+            return True
     return held.agrees_with(file)
 
 
-def recorded_ranks(artefacts: Mapping[str, Artefact]) -> dict[int, RankFile]:
-    """Rank files that a machine's record vouches for: artefacts `rank0` and `rank1`."""
-    return {
-        rank: RankFile(artefact.total, artefact.commit, _overlay(artefact))
-        for rank in RANKS
-        if (artefact := artefacts.get(f"rank{rank}"))
-    }
+def recorded_ranks(artefacts: Mapping[str, Artefact]) -> tuple[RankFile, ...]:
+    """Rank files that a machine's record vouches for.
+
+    Their rank stands at the beginning of their name; what follows it, earlier releases did not
+    write, so what they were cut from is taken from the entry.
+    """
+    return tuple(
+        RankFile(rank, held.size, one.commit, _overlay(one), name, one.folder, path, held.sha256)
+        for name, one in artefacts.items()
+        if one.kind == "rank_file" and (rank := rank_of_name(name)) is not None
+        for path, held in one.files.items()
+    )
+
+
+def rank_of_name(name: str) -> int | None:
+    """Which rank an artefact is of, by its name."""
+    return next((rank for rank in RANKS if name[:5] == f"rank{rank}"), None)
 
 
 def recorded_graft(artefacts: Mapping[str, Artefact]) -> str | None:
-    """Commit of the overlay that the checkpoint's recorded shards carry; None for stock ones."""
+    """Commit of the overlay that the checkpoint's recorded shards carry.
+
+    None for stock ones, and when none of those is left that carry it.
+    """
     artefact = artefacts.get("checkpoint")
-    return _overlay(artefact) if artefact and artefact.origin is Origin.GRAFTED else None
+    if artefact is None or artefact.origin is not Origin.GRAFTED:
+        return None
+    carrying = artefact.details.get(GRAFTED)
+    left = carrying is None or any(path in artefact.files for path in carrying)
+    return _overlay(artefact) if left else None
 
 
 def _overlay(artefact: Artefact) -> str | None:

@@ -6,6 +6,7 @@ A look is asked with
   places        {"cache" | "work" | "ranks" | "images": absolute path}
   repos         [{"repo", "revision"}], a revision being a commit or the beginning of one
   image         name of the engine's image; empty is not asked
+  images        names of images that steps of a plan would run; may be left out
 
 and answers with plain data:
 
@@ -24,7 +25,12 @@ and answers with plain data:
   ranks         {"folder", "files": [{"name", "rank", "size", "footer", "problem", "recorded",
                 "again"}]}; recorded: the record speaks of this very file, be it good or not;
                 again: it was written since it was proven last, so it may be another cut
+  grafts        [{"folder", "repo", "checkpoint", "overlay", "method", "state", "shards", "there",
+                "undo"}] as graft_state writes them; there: {path: bytes} of shards that lie in the
+                work folder, undo: bytes of what undoes it
   image         true, false, or null when Docker cannot be asked
+  images        the same by name
+  memory        bytes that processes can still have, as the kernel counts them; null is unknown
   tool          whether the installed tool is there
   unread        {what: why} of everything that could not be read and is missing above
 
@@ -45,6 +51,7 @@ from typing import Any
 from .. import paths
 from ..errors import SparkPairError
 from ..system import Runner, run_plainly
+from . import graft_state
 from .cache import STAGING, Cache, occupied
 from .kept import Kept, of_caches, of_hub
 from .manifest import Manifest
@@ -79,6 +86,7 @@ def look(
     runner: Runner = run_plainly,
     tool: str = paths.TOOL,
     mounts: Path = Path("/proc/self/mountinfo"),
+    memory: Path = Path("/proc/meminfo"),
 ) -> Seen:
     """Everything that a plan needs to know about this host, as described above. Never raises for
     what it finds; the look goes on without it."""
@@ -90,6 +98,10 @@ def look(
     places = {purpose: _resolved(Path(path)) for purpose, path in asked.get("places", {}).items()}
     wrong = _paths_of(state["wrong"])
     lists = kept or Kept()
+    named = dict.fromkeys((asked.get("image", ""), *asked.get("images", ())))
+    images = {
+        name: seeing.tried("image", partial(_image, name, runner), None) for name in named if name
+    }
     left = seeing.tried("leftovers", cache.leftovers, None)
     return {
         "artefacts": _entries(state["good"]),
@@ -107,7 +119,10 @@ def look(
             "filesystems", lambda: _filesystems(places.values(), mounts), []
         ),
         "ranks": seeing.tried("ranks", lambda: _ranks(places.get("ranks"), record), {"files": []}),
-        "image": seeing.tried("image", lambda: _image(asked.get("image", ""), runner), None),
+        "grafts": seeing.tried("grafts", lambda: _grafts(places.get("work")), []),
+        "image": images.get(asked.get("image", "")),
+        "images": images,
+        "memory": seeing.tried("memory", lambda: _available(memory), None),
         "tool": os.access(tool, os.X_OK),
         "unread": seeing.unread,
     }
@@ -264,7 +279,13 @@ def _ranks(folder: Path | None, record: Mapping[str, Artefact]) -> Seen:
         if artefact.kind == "rank_file"
         for path, held in artefact.files.items()
     }
-    files = [_rank(folder, path, recorded) for path in sorted(folder.rglob(_RANK_FILES))]
+    # What is still being cut or sent lies in a hidden folder.
+    paths_ = (
+        path
+        for path in sorted(folder.rglob(_RANK_FILES))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    files = [_rank(folder, path, recorded) for path in paths_]
     return {"folder": str(folder), "files": [one for one in files if one]}
 
 
@@ -308,9 +329,29 @@ def _written_since(held: Held, found: Stat) -> bool:
     return found.mtime_ns > held.verified_at * 1e9
 
 
-def _image(name: str, runner: Runner) -> bool | None:
-    if not name:
-        return None
+def _grafts(work: Path | None) -> list[Seen]:
+    if work is None:
+        return []
+    return [
+        {
+            "folder": name,
+            **state.as_dict(),
+            "there": state.there(work / name),
+            "undo": graft_state.undo_bytes(work / name),
+        }
+        for name, state in graft_state.read_all(work).items()
+    ]
+
+
+def _available(memory: Path) -> int | None:
+    for line in memory.read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return None
+
+
+def _image(name: str, runner: Runner) -> bool:
     done = runner(
         ["docker", "image", "inspect", "--format", "{{.Id}}", "--", name], _DOCKER_SECONDS
     )

@@ -43,6 +43,8 @@ class Plan:
     problems: tuple[str, ...] = ()
     leftovers: Mapping[HostRole, int] = dataclasses.field(default_factory=dict)
     """Bytes of interrupted downloads of other programs on each machine; never touched."""
+    barred: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Steps that cannot be done yet, by their ids, each with why and what to do."""
 
     @property
     def credited(self) -> int:
@@ -58,6 +60,7 @@ class Plan:
             "credited": self.credited,
             "problems": list(self.problems),
             "leftovers": dict(self.leftovers),
+            "barred": dict(self.barred),
         }
 
 
@@ -204,11 +207,10 @@ def _strangers(plan: Plan, pair: Pair, names: Names) -> Iterable[str]:
 def _ways_out(
     goal: Goal, pair: Pair, disks: Disks, options: Options, names: Names
 ) -> Iterable[str]:
-    """The change of fewest settings with which everything fits.
-
-    How the overlay is grafted is not among them: that is decided by who does it.
-    """
+    """The change of fewest settings with which everything fits."""
     ways: list[tuple[str, dict[str, Any]]] = []
+    if options.overlay and options.graft != "in_place":
+        ways.append(("ablit_graft_method: in_place", {"graft": "in_place"}))
     if options.order != "auto":
         ways.append(("weights_disk_order: auto", {"order": "auto"}))
     if not options.prune and goal.checkpoint and not list(_keep_problems(goal.checkpoint, options)):

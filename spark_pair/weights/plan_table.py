@@ -56,6 +56,12 @@ def table(plan: Plan, names: Mapping[HostRole, str]) -> str:
         "are left alone."
         for host, count in sorted(plan.leftovers.items())
     ]
+    if plan.barred and not plan.problems:
+        steps: dict[str, list[str]] = {}
+        for step, why in plan.barred.items():
+            steps.setdefault(why, []).append(step)
+        told = [f"{', '.join(some)}: {why}." for why, some in steps.items()]
+        parts.append(_list("Not possible yet:", told))
     if plan.problems:
         parts.append(_problems(plan))
     return "\n\n".join(parts)
@@ -69,11 +75,15 @@ def _units(plan: Plan) -> Units:
 
 
 def _problems(plan: Plan) -> str:
+    return _list("Nothing is started:", plan.problems)
+
+
+def _list(title: str, sentences: Iterable[str]) -> str:
     told = [
         textwrap.fill(one, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-        for one in plan.problems
+        for one in sentences
     ]
-    return "\n".join(["Nothing is started:", *told])
+    return "\n".join([title, *told])
 
 
 def _steps(steps: Sequence[Step], names: Mapping[HostRole, str], units: Units) -> str:

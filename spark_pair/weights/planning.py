@@ -16,16 +16,12 @@ from . import plan as plans
 from . import seen as looks
 from .budget import Disks
 from .holdings import Wanted
-from .manifest import HOST_ROLES, HostRole, Manifest, ManifestError, Source
+from .manifest import HOST_ROLES, Manifest, ManifestError, Source
+from .order_making import GRAFT, SEND_RANK, Orders, Seens, StepError
 from .plan import Plan
 from .questions import out_of_reach
 from .steps import Step
 from .variables import Settings
-
-ORDER_SCHEMA = 1
-
-Seens = Mapping[HostRole, Mapping[str, Any]]
-"""What each machine that could be looked at told, as `look` returns it."""
 
 
 class Questions(Protocol):
@@ -73,7 +69,9 @@ def make(settings: Settings, seens: Seens, questions: Questions) -> Planned:
     plan = _plan(settings, seens, manifests)
     if not plan.problems:
         refused = _refused(plan, settings, manifests, questions)
-        plan = dataclasses.replace(plan, problems=tuple(refused))
+        plan = dataclasses.replace(
+            plan, problems=tuple(refused), barred=_barred(plan, settings, seens)
+        )
     return Planned(plan, manifests, notes)
 
 
@@ -192,20 +190,77 @@ def _refused(
     return problems
 
 
-def download_order(
-    step: Step, settings: Settings, manifests: Mapping[str, Manifest]
+def _barred(plan: Plan, settings: Settings, seens: Seens) -> dict[str, str]:
+    """Why steps of a plan cannot be done yet, by their ids: what they run in is not there."""
+    found = {}
+    for step in plan.steps:
+        if step.kind == "shard":
+            image, variable = settings.cut.image, "rank_files_image"
+        elif step.id == GRAFT and settings.options.graft == "recipe":
+            image, variable = settings.graft.image, "ablit_graft_image"
+        else:
+            continue
+        host = settings.names[step.host]
+        if not image:
+            found[step.id] = (
+                f"{variable} names no image to run it in: name the engine's, which the recipe "
+                f"builds on {host}"
+            )
+        elif seens[step.host]["images"].get(image) is False:
+            found[step.id] = (
+                f"the image {image} is not on {host}: build it there with the recipe, load it "
+                f"with 'docker load', or name another in {variable}"
+            )
+    return found
+
+
+# ---- orders -------------------------------------------------------------------------------------
+
+
+def step_of(made: Planned, step_id: str) -> Step | None:
+    """A step of a plan by its id; None when it is not due any more."""
+    return next((one for one in made.plan.steps if one.id == step_id), None)
+
+
+def order(
+    step_or_id: Step | str, settings: Settings, made: Planned, seens: Seens
 ) -> dict[str, Any]:
-    """What `spark-pair weights download` is given for a step, without a limit of its speed."""
-    source = next(one for one in settings.sources if one.name == step.source)
-    return {
-        "schema": ORDER_SCHEMA,
-        "source": source.name,
-        "endpoint": settings.endpoint,
-        "home": settings.homes[step.host],
-        "manifest": manifests[source.name].as_dict(),
-        "files": list(step.files),
-        "workers": settings.workers,
-        "limit_bytes_per_second": None,
-        "floor_bytes": settings.options.floor_bytes,
-        "gated": source.gated,
-    }
+    """What the job of a step is given, by a look that is as fresh as the plan.
+
+    Never with a limit of speed; whoever starts a transfer beside a server sets that. Raises
+    StepError when the plan has no such step, or when what it needs is not there.
+    """
+    step = step_of(made, step_or_id) if isinstance(step_or_id, str) else step_or_id
+    if step is None:
+        raise StepError(f"{step_or_id} is not due any more; run again, the plan is made anew")
+    orders = _orders(settings, made, seens)
+    if step.id == SEND_RANK:
+        return orders.rank(step)
+    match step.kind:
+        case "download":
+            return orders.download(step)
+        case "transfer":
+            return orders.transfer(step)
+        case "graft":
+            return orders.graft(step)
+        case "shard":
+            return orders.shard(step)
+        case "prune":
+            return orders.prune(step)
+        case "image":
+            raise StepError(f"{step.id} is no work of this stage")
+
+
+def drop_order(settings: Settings, made: Planned, seens: Seens) -> dict[str, Any] | None:
+    """What deletes the head's copy of rank 1; None when there is none.
+
+    Raises StepError unless the worker has recorded the very same file.
+    """
+    return _orders(settings, made, seens).drop()
+
+
+def _orders(settings: Settings, made: Planned, seens: Seens) -> Orders:
+    goal, _ = plans.read_goal(settings.sources, made.manifests, settings.options)
+    wanted = _wanted(settings.wanted, made.manifests)
+    pair = {role: looks.holdings(seens[role], wanted) for role in HOST_ROLES}
+    return Orders(settings, made.manifests, goal, seens, pair)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -22,8 +22,11 @@ from typing import Any, Protocol
 
 from .. import jsonfile, paths
 from ..errors import Exit, SparkPairError
+from . import layout
 
 SCHEMA = 1
+RANK_FILE = "rank_file"
+"""Kind of an artefact that is one rank file."""
 SHARD = ".safetensors"
 """How the name of a file with tensors ends."""
 LOCK_SECONDS = 30.0
@@ -248,9 +251,17 @@ class Provenance:
         return {name: self._parse(name, entry) for name, entry in self._entries().items()}
 
     def record(self, artefact: Artefact) -> None:
-        """Put an artefact in, in place of an earlier one of that name."""
+        """Put an artefact in, in place of an earlier one of that name.
+
+        A rank file that was cut from other weights keeps its entry, under a name of its own:
+        earlier releases had but one for each rank.
+        """
         _check(artefact)
         with self._changing() as entries:
+            now = entries.get(artefact.name)
+            if now is not None and artefact.kind == RANK_FILE:
+                before = self._parse(artefact.name, now)
+                entries.setdefault(_own_name(before, artefact), entry_of(before))
             entries[artefact.name] = entry_of(artefact)
 
     def merge(self, artefact: Artefact) -> None:
@@ -271,6 +282,20 @@ class Provenance:
         """Take an artefact out; whether it was there."""
         with self._changing() as entries:
             return entries.pop(name, None) is not None
+
+    def drop(self, name: str, paths: Iterable[str]) -> tuple[str, ...]:
+        """Take files out of an artefact, and the artefact with the last; those that were there."""
+        dropped: tuple[str, ...] = ()
+        with self._changing() as entries:
+            if name in entries:
+                now = self._parse(name, entries[name])
+                dropped = tuple(sorted(set(paths) & set(now.files)))
+                left = {path: held for path, held in now.files.items() if path not in dropped}
+                if left:
+                    entries[name] = entry_of(replace(now, files=left))
+                else:
+                    del entries[name]
+        return dropped
 
     def update(self, before: Artefact, after: Artefact) -> tuple[str, ...]:
         """Note what a verification found about the files it began with.
@@ -373,6 +398,15 @@ def _check(artefact: Artefact) -> None:
             problem = f"has {path} without the hash of its content"
     if problem:
         raise ProvenanceError(f"{artefact.name or 'an artefact'} cannot be recorded: it {problem}")
+
+
+def _own_name(before: Artefact, after: Artefact) -> str:
+    """What a recorded rank file is called beside one of the same name; that name when it is to be
+    replaced."""
+    overlays = (before.details.get("overlay"), after.details.get("overlay"))
+    if before.kind != RANK_FILE or overlays[0] == overlays[1]:
+        return after.name
+    return layout.rank_name(int(after.name[4]), overlays[0])
 
 
 def _merged(before: Artefact | None, more: Artefact) -> Artefact:

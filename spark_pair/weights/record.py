@@ -14,18 +14,18 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .. import jsonfile
-from ..errors import DescriptionError
 from ..jobs.shapes import VERIFIED
-from .download_order import DownloadOrder
+from .acceptance import Acceptance
+from .orders import acceptance
 from .provenance import (
+    RANK_FILE,
     Artefact,
     Held,
-    Origin,
     Provenance,
     ProvenanceError,
     artefact_of,
@@ -69,8 +69,8 @@ class Proofs:
         """Files that could not be noted; they are read once more in the next run."""
 
     def add(self, proof: Proof) -> None:
-        """Note a proof. It survives the process, and that is enough: a file whose proof a crash of
-        the machine swallows is read again."""
+        """Note a proof, on the disk when this returns: a file that is in its place without one
+        would be a stranger to the next run."""
         if self._path is None:
             return
         artefact = replace(proof.artefact, files={})
@@ -90,6 +90,7 @@ class Proofs:
                 try:
                     if os.write(handle, data) != len(data):
                         self.missed += 1  # the disk was full in the middle of it
+                    os.fsync(handle)
                 finally:
                     os.close(handle)
             except OSError:
@@ -113,6 +114,10 @@ class Taken:
     """Those that are recorded now, by artefact."""
     skipped: int
     """Proofs that count for nothing, since they are not for what was ordered or is there."""
+    incomplete: int = 0
+    """Good proofs of files that count only all together, while some of the others lack."""
+    gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Files that left the record, since they were deleted as ordered."""
 
 
 def take_over(
@@ -123,19 +128,17 @@ def take_over(
     The folder belongs to the account that the job runs as, so what lies there is believed only as
     far as `order` goes, root's own copy of what the job was asked for: these files with these
     hashes, if they are there as they were proven. Of what is recorded already a proof can tell only
-    that it is right or wrong.
+    that it is right or wrong. What an order lets go leaves the record when it is really not there.
 
     Raises ProofError when its file is none that a job of ours writes, ProvenanceError when the
     record cannot be used, OSError. The proofs then stay where they are.
     """
     found = list(_read(folder / VERIFIED))
-    known = provenance.load() if found else {}
-    ordered = _ordered(order)
-    proofs = [one for one in found if one and _counts(one, ordered, known, clock())]
-    done: dict[str, tuple[str, ...]] = {}
-    for artefact in _together([one for one in proofs if one.before is None]):
-        provenance.merge(replace(artefact, at=clock()))
-        done[artefact.name] = tuple(sorted(artefact.files))
+    wanted = acceptance(order)
+    known = provenance.load() if found or (wanted and wanted.gone) else {}
+    proofs = [one for one in found if one and _counts(one, wanted, known, clock())]
+    new = [one for one in proofs if one.before is None]
+    done, incomplete = _taken(new, wanted, provenance, clock())
     again = [one for one in proofs if one.before is not None]
     for after in _together(again):
         mine = [one for one in again if _same(one.artefact, after)]
@@ -143,20 +146,55 @@ def take_over(
         left = provenance.update(replace(after, files=was), after)
         taken = set(after.files) - set(left) | set(done.get(after.name, ()))
         done[after.name] = tuple(sorted(taken))
+    gone = _gone(wanted, known, provenance)
     (folder / VERIFIED).unlink(missing_ok=True)
-    return Taken(done, len(found) - len(proofs))
+    return Taken(done, len(found) - len(proofs), incomplete, gone)
 
 
-def _ordered(order: Any) -> DownloadOrder | None:
-    """The order as a download's, the only one whose job has something new to record."""
-    try:
-        return DownloadOrder.from_dict(order)
-    except DescriptionError:
-        return None
+def _taken(
+    proofs: list[Proof], wanted: Acceptance | None, provenance: Provenance, now: float
+) -> tuple[dict[str, tuple[str, ...]], int]:
+    """Record what is new; which files, and how many good proofs are not enough."""
+    done: dict[str, tuple[str, ...]] = {}
+    incomplete = 0
+    whole = wanted.whole if wanted else frozenset()
+    for artefact in _together(proofs):
+        entry = replace(artefact, at=now)
+        if not whole and artefact.kind != RANK_FILE:
+            provenance.merge(entry)
+        elif whole <= set(artefact.files):
+            provenance.record(entry)
+        else:
+            incomplete += len(artefact.files)
+            continue
+        done[artefact.name] = tuple(sorted(artefact.files))
+    return done, incomplete
+
+
+def _gone(
+    wanted: Acceptance | None, known: Mapping[str, Artefact], provenance: Provenance
+) -> dict[str, tuple[str, ...]]:
+    """Take out of the record what the order lets go and what is not there any more."""
+    found = {}
+    for name, paths in (wanted.gone if wanted else {}).items():
+        artefact = known.get(name)
+        if artefact is None:
+            continue
+        # A folder that is not there says nothing: its disk may not be mounted.
+        if not _is_mounted(artefact.folder):
+            continue
+        absent = [path for path in paths if stat_of(Path(artefact.folder, path)) is None]
+        if left := provenance.drop(name, absent):
+            found[name] = left
+    return found
+
+
+def _is_mounted(folder: str) -> bool:
+    return Path(folder).is_dir()
 
 
 def _counts(
-    proof: Proof, order: DownloadOrder | None, known: Mapping[str, Artefact], now: float
+    proof: Proof, wanted: Acceptance | None, known: Mapping[str, Artefact], now: float
 ) -> bool:
     """Whether a proof is for what was ordered, or recorded, and for what is there now."""
     artefact, held = proof.artefact, proof.held
@@ -169,20 +207,9 @@ def _counts(
         return False
     if proof.before is not None:
         return _is_about(proof, known.get(artefact.name))
-    if order is None or held.failed_at is not None or held.how not in ("written", "read"):
+    if wanted is None or held.failed_at is not None or held.how not in ("written", "read"):
         return False
-    file = next((one for one in order.files if one.path == proof.path), None)
-    if file is None or artefact != _artefact(order, artefact.at):
-        return False
-    hashes = (file.sha256 or "", "" if file.sha256 else file.git_sha1)
-    return (held.size, held.sha256, held.git_sha1) == (file.size, *hashes)
-
-
-def _artefact(order: DownloadOrder, at: float) -> Artefact:
-    """What a download brings, without its files."""
-    repo, commit = order.manifest.repo, order.manifest.commit
-    folder = str(order.where().snapshot(repo, commit))
-    return Artefact(order.source, "repository", repo, commit, Origin.DOWNLOADED, at, folder, {})
+    return wanted.accepts(artefact, proof.path, held)
 
 
 def _is_about(proof: Proof, known: Artefact | None) -> bool:

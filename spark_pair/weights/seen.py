@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
+from . import layout
 from .budget import FileSystem, Purpose
 from .holdings import (
     RANKS,
@@ -16,6 +18,7 @@ from .holdings import (
 )
 from .manifest import File, Manifest
 from .provenance import Artefact, artefact_of
+from .rank_file import named_revisions
 
 Seen = Mapping[str, Any]
 
@@ -25,27 +28,101 @@ def holdings(seen: Seen, wanted: Iterable[Wanted]) -> Holdings:
     wanted = tuple(wanted)
     artefacts = _artefacts(seen, "artefacts")
     proven = recorded(artefacts, wanted)
+    graft = recorded_graft(artefacts)
+    unfinished = ""
+    for journal in _journals(seen, wanted):
+        if journal["state"] != "grafted" or journal["overlay"] != graft:
+            # What lies somewhere on the way is proven by whoever goes on with it or takes it back.
+            unfinished = journal["overlay"]
+            for one in (one for one in wanted if one.name == "checkpoint"):
+                proven[one.name] = {**proven.get(one.name, {}), **_under_way(seen, one, journal)}
+            break
     found, parts = {}, {}
     for one in wanted:
         left = [file for file in one.files if file.path not in proven.get(one.name, {})]
-        found[one.name] = {file.path: file.size for file in left if _is_there(seen, one, file)}
+        found[one.name] = {file.path: file.size for file in left if is_there(seen, one, file)}
         parts[one.name] = _parts(seen, one, left)
+    work, moved = _worked_on(_journals(seen, wanted), proven)
     # A rank file that was touched is not cut again before somebody has read it; see `problems`.
-    ranks = {**recorded_ranks(_artefacts(seen, "doubtful")), **recorded_ranks(artefacts)}
+    ranks = (*recorded_ranks(artefacts), *recorded_ranks(_artefacts(seen, "doubtful")))
     return Holdings(
         recorded=proven,
         found=found,
         parts=parts,
-        graft=recorded_graft(artefacts),
+        graft=None if unfinished else graft,
+        unfinished=unfinished or None,
+        work=work,
+        moved=moved,
         ranks=ranks,
         strangers=frozenset(
             file["rank"]
             for file in seen["ranks"]["files"]
-            if file["rank"] in RANKS and not file["recorded"]
+            if file["rank"] in RANKS and not file["recorded"] and _may_be_meant(file, wanted)
         ),
         image=seen["image"] is True,
         leftovers=sum(seen["leftovers"].values()),
     )
+
+
+def journal(seen: Seen, checkpoint: Wanted, overlay: str) -> Mapping[str, Any] | None:
+    """What is noted of a graft of that overlay (commit); None when nothing is."""
+    meant = (checkpoint.source.repo, checkpoint.commit, overlay)
+    found = (
+        one for one in seen["grafts"] if (one["repo"], one["checkpoint"], one["overlay"]) == meant
+    )
+    return next(found, None)
+
+
+def _journals(seen: Seen, wanted: Iterable[Wanted]) -> list[Mapping[str, Any]]:
+    """Grafts of the wanted checkpoint of which something lies in the work folder.
+
+    An undoing is not over before its note is gone, even when the last shard is back.
+    """
+    checkpoint = next((one for one in wanted if one.name == "checkpoint"), None)
+    if checkpoint is None:
+        return []
+    meant = (checkpoint.source.repo, checkpoint.commit)
+    return [
+        one
+        for one in seen["grafts"]
+        if (one["repo"], one["checkpoint"]) == meant and (one["there"] or one["state"] == "undoing")
+    ]
+
+
+def _under_way(seen: Seen, one: Wanted, journal: Mapping[str, Any]) -> dict[str, int]:
+    """Files of the checkpoint that need no download, since they lie in one of both places."""
+    return {
+        file.path: file.size
+        for file in one.files
+        if file.path in journal["there"] or is_there(seen, one, file)
+    }
+
+
+def _worked_on(
+    journals: Iterable[Mapping[str, Any]], proven: Mapping[str, Mapping[str, int]]
+) -> tuple[int, int]:
+    """Bytes that a graft keeps besides the shards, and bytes of shards that it moved."""
+    work = moved = 0
+    for one in journals:
+        work += one["undo"]
+        if one["method"] == "recipe":
+            work += sum(one["there"].values())
+        else:
+            known = proven.get("checkpoint", {})
+            moved += sum(size for path, size in one["there"].items() if path in known)
+    return work, moved
+
+
+def _may_be_meant(file: Mapping[str, Any], wanted: Iterable[Wanted]) -> bool:
+    """Whether an unrecorded rank file lies where the wanted one would, or where nothing is told.
+
+    In the folder of other weights it is no matter of this plan.
+    """
+    named = named_revisions(PurePosixPath(file["name"]))
+    if named is None:
+        return True
+    commits = {one.name: one.commit[: layout.DIGITS] for one in wanted}
+    return named == (commits.get("checkpoint"), commits.get("overlay"))
 
 
 def filesystems(seen: Seen) -> tuple[FileSystem, ...]:
@@ -111,7 +188,7 @@ def _lists(seens: Iterable[Seen], which: str) -> dict[str, Manifest]:
     return {repo: one for repo, one in found.items() if one is not None}
 
 
-def _is_there(seen: Seen, one: Wanted, file: File) -> bool:
+def is_there(seen: Seen, one: Wanted, file: File) -> bool:
     """Whether a file of that size lies in the cache, in the snapshot or by its hash."""
     repo = one.source.repo
     named = seen["cached"].get(repo, {}).get(one.commit, {})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .manifest import HostRole
 from .plan import Plan
 from .steps import Kind, Step
-
-DOABLE: frozenset[Kind] = frozenset({"download"})
-"""Kinds that this version carries out itself."""
 
 OF_OTHERS: frozenset[Kind] = frozenset({"image"})
 """Kinds that are no matter of this stage, whoever asks for them; the plan shows and counts them."""
@@ -26,11 +23,13 @@ class Work:
 
     do: tuple[Step, ...] = ()
     left: tuple[Step, ...] = ()
-    """Asked for, and not done by this version."""
+    """Asked for, and not possible as the machines are."""
     waiting: tuple[Step, ...] = ()
     """Asked for, and possible only after steps that are not done."""
     others: tuple[Step, ...] = ()
     """Not asked for in this run."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """What keeps each of `left` from being done, and what to do, by its id."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,15 @@ def work(plan: Plan, tags: Collection[str]) -> Work:
             continue
         if step.kind not in asked:
             among = others
-        elif step.kind not in DOABLE:
+        elif step.id in plan.barred:
             among = left
         else:
             among = waiting if undone & set(step.needs) else do
         among.append(step)
         if among is not do:
             undone.add(step.id)
-    return Work(tuple(do), tuple(left), tuple(waiting), tuple(others))
+    why = {step.id: plan.barred[step.id] for step in left}
+    return Work(tuple(do), tuple(left), tuple(waiting), tuple(others), why)
 
 
 def _asked(tags: Collection[str]) -> frozenset[Kind]:
@@ -86,13 +86,10 @@ def end(work: Work, names: Mapping[HostRole, str], *, check: bool) -> End:
 
 def refusal(work: Work, names: Mapping[HostRole, str]) -> str:
     """Why a run ends although everything that it could do is done; "" when nothing is left."""
-    said = []
-    if work.left:
-        said.append(
-            f"{told(work.left, names)}. This version does not do that itself: the recipe's own "
-            "scripts/prepare.sh does, or you by hand. Then let '--tags adopt' take the result "
-            "over, which proves and records it and downloads nothing"
-        )
+    reasons: dict[str, list[Step]] = {}
+    for step in work.left:
+        reasons.setdefault(work.why[step.id], []).append(step)
+    said = [f"{told(steps, names)}: {why}" for why, steps in reasons.items()]
     if work.waiting:
         possible = {step.id for step in work.do}
         waits = ", ".join(

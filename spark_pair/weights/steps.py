@@ -100,7 +100,8 @@ def credited(goal: Goal, pair: Pair, options: Options, disks: Disks) -> dict[bud
     sums = dict.fromkeys(disks.spots, 0)
     for host, held in pair.items():
         cache = sum(held.credit(one.name, one.files) for one in goal.wanted)
-        ranks = sum(one.size for rank, one in held.ranks.items() if goal.cut(held, rank))
+        wanted = (goal.rank_file(held, rank) for rank in RANKS)
+        ranks = sum(one.size for one in wanted if one)
         sums[disks.spot(host, "cache")] += cache - held.moved
         sums[disks.spot(host, "work")] += held.work + held.moved
         sums[disks.spot(host, "ranks")] += ranks
@@ -140,11 +141,16 @@ class _Work:
         return not (has_one and self.goal.cut(head, 0))
 
     def _must_graft(self, pair: Pair) -> bool:
-        return self._cutting(pair) and self.goal.graft not in (None, pair["head"].graft)
+        """Whether rank files are cut with the overlay, or the shards were left half-way to it."""
+        head, overlay = pair["head"], self.goal.graft
+        if overlay is None:
+            return False
+        return overlay == head.unfinished or (self._cutting(pair) and overlay != head.graft)
 
     def _files(self, wanted: Wanted, pair: Pair) -> tuple[File, ...]:
         """The files of a source that some step still needs."""
-        if wanted is self.goal.checkpoint and not self._cutting(pair):
+        whole = self._cutting(pair) or self._must_graft(pair)
+        if wanted is self.goal.checkpoint and not whole:
             return self.goal.kept
         if wanted is self.goal.overlay and not self._must_graft(pair):
             return ()
@@ -215,7 +221,12 @@ class _Work:
         )
         after = held.proven(wanted.name, missing)
         if wanted is self.goal.checkpoint:
-            after = dataclasses.replace(after, graft=None)
+            # Shards with and without the overlay lie side by side now; the graft is gone on with,
+            # if there is anything that it could go into.
+            whole = after.has(wanted.name, wanted.files)
+            after = dataclasses.replace(
+                after, graft=None, unfinished=held.overlaid if whole else None
+            )
         return step, {**pair, host: after}
 
     def _fetch_needs(self, kind: str, wanted: Wanted, host: HostRole) -> tuple[str, ...]:
@@ -247,18 +258,23 @@ class _Work:
     # ---- the overlay
 
     def _undo(self, pair: Pair) -> Done | None:
+        """Other weights than the wanted ones are not left lying about, cut from or not."""
         head = pair["head"]
-        if not self._cutting(pair) or head.graft in (None, self.goal.graft):
+        if head.overlaid in (None, self.goal.graft):
             return None
+        back = 0 if self._one_file_system() else head.moved
         step = Step(
             "undo-graft-head",
             "graft",
             "head",
-            head.work,
-            f"take the overlay {str(head.graft)[:8]} out of the shards again",
-            effects=self.disks.effects(frees=[("head", "work", head.work)]),
+            head.work + back,
+            f"take the overlay {str(head.overlaid)[:8]} out of the shards again",
+            effects=self.disks.effects(
+                grows=[("head", "cache", back)], frees=[("head", "work", head.work + back)]
+            ),
         )
-        return step, {**pair, "head": dataclasses.replace(head, graft=None, work=0)}
+        after = dataclasses.replace(head, graft=None, unfinished=None, work=0, moved=0)
+        return step, {**pair, "head": after}
 
     def _graft(self, pair: Pair) -> Done | None:
         overlay = self.goal.overlay
@@ -292,6 +308,7 @@ class _Work:
         after = dataclasses.replace(
             head,
             graft=overlay.commit,
+            unfinished=None,
             work=max(head.work, kept),
             moved=head.moved + moved,
         )
@@ -335,7 +352,7 @@ class _Work:
         if rank == 0:
             needs.append("transfer-rank1-worker")  # for the room
         words = f"cut rank {rank} from the checkpoint"
-        if rank in pair[homes[-1]].ranks:
+        if any(one.rank == rank for one in pair[homes[-1]].ranks):
             words += "; the present file was cut from other weights and stays where it is"
         step = Step(
             f"shard-rank{rank}-head",
@@ -346,19 +363,19 @@ class _Work:
             tuple(needs),
             self.disks.effects(grows=[("head", "ranks", size)]),
         )
-        made = RankFile(size, checkpoint.commit, self.goal.graft)
+        made = RankFile(rank, size, checkpoint.commit, self.goal.graft)
         head = pair["head"]
-        after = dataclasses.replace(head, ranks={**head.ranks, rank: made})
+        after = dataclasses.replace(head, ranks=(*head.ranks, made))
         return step, {**pair, "head": after}
 
     def _send(self, pair: Pair) -> Done | None:
         head, worker = pair["head"], pair["worker"]
-        if not self.goal.cut(head, 1):
+        mine, theirs = self.goal.rank_file(head, 1), self.goal.rank_file(worker, 1)
+        if mine is None:
             return None
-        file = head.ranks[1]
-        size, words = file.size, "send rank 1, then delete the head's copy"
-        if self.goal.cut(worker, 1):
-            file, size, words = worker.ranks[1], 0, "delete the head's copy of rank 1"
+        size, words = mine.size, "send rank 1, then delete the head's copy"
+        if theirs:
+            size, words = 0, "delete the head's copy of rank 1"
         step = Step(
             "transfer-rank1-worker",
             "transfer",
@@ -367,14 +384,15 @@ class _Work:
             words,
             ("shard-rank1-head",),
             self.disks.effects(
-                grows=[("worker", "ranks", size)], frees=[("head", "ranks", head.ranks[1].size)]
+                grows=[("worker", "ranks", size)], frees=[("head", "ranks", mine.size)]
             ),
         )
-        kept = {rank: one for rank, one in head.ranks.items() if rank != 1}
+        kept = tuple(one for one in head.ranks if one != mine)
+        more = () if theirs else (mine,)
         return step, {
             **pair,
             "head": dataclasses.replace(head, ranks=kept),
-            "worker": dataclasses.replace(worker, ranks={**worker.ranks, 1: file}),
+            "worker": dataclasses.replace(worker, ranks=(*worker.ranks, *more)),
         }
 
     def _prune(self, pair: Pair) -> Done | None:
@@ -393,8 +411,10 @@ class _Work:
             freed,
             f"delete {_count(files)} of the checkpoint that the rank files replace",
             (
+                "undo-graft-head",
                 "download-checkpoint-head",
                 "transfer-checkpoint-head",
+                "graft-checkpoint-head",
                 "shard-rank0-head",
                 "transfer-rank1-worker",
             ),
@@ -406,7 +426,7 @@ class _Work:
             ),
         )
         left = head.without(checkpoint.name, files)
-        after = dataclasses.replace(left, graft=None, work=0, moved=0)
+        after = dataclasses.replace(left, graft=None, unfinished=None, work=0, moved=0)
         return step, {**pair, "head": after}
 
 

@@ -28,6 +28,12 @@ EXPECTED = ("rank_file", "image", "rewritten")
 _ENGINE_OVERLAY = "tensorfold_service_ablit"
 CAPS = ("megabytes_per_second", "memory_gib", "io_weight", "cpu_weight")
 METHODS = ("in_place", "recipe")
+TRANSPORTS = ("daemon", "ssh")
+PORTS = (1024, 65535)
+"""Those that an ordinary account may listen on."""
+GRAFT_PLACES = ("src", "sidecar", "dst", "script", "recipe")
+CUT_PLACES = ("model", "out", "rank")
+"""What may stand in braces in the commands that are run in the engine's image."""
 
 PAIR_WIDE = (
     "weights_sources",
@@ -42,13 +48,27 @@ PAIR_WIDE = (
     "weights_adopt_overlay",
     "ablit_graft_enabled",
     "ablit_graft_method",
+    "ablit_graft_tensors",
+    "ablit_graft_image",
+    "ablit_graft_command",
+    "ablit_graft_dtypes_command",
+    "ablit_graft_recipe",
+    "ablit_graft_memory_gib",
+    "rank_files_image",
+    "rank_files_command",
+    "rank_files_memory_gib",
     "rank_files_prune_sources",
     "hf_download_workers",
     "hf_download_while_serving",
+    "hf_transfer_transport",
+    "hf_transfer_streams",
+    "hf_transfer_ports",
+    "hf_transfer_while_serving",
 )
 """There is one plan for both machines, so both must want the same."""
 
 _ENVIRONMENT = "hf_download_environment"
+_PLACE = re.compile(r"\{(\w*)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 _MOST = 1e18
@@ -60,7 +80,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 
 @dataclass(frozen=True)
 class Limits:
-    """What a download may take beside a running server; None is no limit."""
+    """What a download or transfer may take beside a running server; None is no limit."""
 
     bytes_per_second: int | None
     memory_max: int | None
@@ -80,11 +100,66 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """How one machine reaches the other."""
+
+    user: str
+    """The account that owns the weights there."""
+    addresses: tuple[str, ...]
+    """Management first, then the rails in the order of the inventory."""
+    port: int
+    """Of ssh."""
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Addresses of the rails alone."""
+        return self.addresses[1:]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """How weights are sent between the machines."""
+
+    transport: str
+    """One of TRANSPORTS."""
+    streams: int
+    ports: tuple[int, int]
+    """First and last of those that the sender may listen on."""
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Graft:
+    """How the overlay gets into the checkpoint."""
+
+    tensors: int
+    """How many it must have; 0 is not checked."""
+    image: str
+    """For the recipe's way."""
+    command: tuple[str, ...]
+    dtypes_command: tuple[str, ...]
+    """Empty when there is no such step."""
+    recipe: str
+    """Folder of the recipe's checkout; empty when none is needed."""
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rank files are cut."""
+
+    image: str
+    command: tuple[str, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that the variables of a pair say about its weights."""
 
     names: Mapping[HostRole, str]
     homes: Mapping[HostRole, str]
+    machines: Mapping[HostRole, Machine]
     sources: tuple[Source, ...]
     options: Options
     endpoint: str
@@ -97,6 +172,15 @@ class Settings:
     """The same, or STOCK."""
     workers: int
     limits: Limits
+    transfer: Transfer
+    graft: Graft
+    cut: Cut
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the images that steps may need, each once."""
+        named = (self.image, self.cut.image, self.graft.image)
+        return tuple(dict.fromkeys(name for name in named if name))
 
     @property
     def wanted(self) -> tuple[Source, ...]:
@@ -114,6 +198,7 @@ class Settings:
             "places": places(self.homes[role]),
             "repos": [{"repo": one.repo, "revision": one.revision} for one in self.sources],
             "image": self.image,
+            "images": list(self.images),
         }
 
 
@@ -143,6 +228,9 @@ def settings_of(host: str, variables: HostVariables) -> Settings:
     return Settings(
         names=pair,
         homes={role: pair_variables.account_of(name, variables)[1] for role, name in pair.items()},
+        machines={
+            role: _machine(_Reader(name, variables), variables) for role, name in pair.items()
+        },
         sources=tuple(_sources(reader)),
         options=_options(reader, image=bool(image)),
         endpoint=_endpoint(reader),
@@ -151,7 +239,10 @@ def settings_of(host: str, variables: HostVariables) -> Settings:
         adopt_checkpoint=_revision(reader, "weights_adopt_checkpoint"),
         adopt_overlay=_revision(reader, "weights_adopt_overlay", STOCK),
         workers=int(reader.number("hf_download_workers", 1, 64, whole=True)),
-        limits=_limits(reader),
+        limits=_limits(reader, "hf_download_while_serving"),
+        transfer=_transfer(reader),
+        graft=_graft(reader),
+        cut=_cut(reader),
     )
 
 
@@ -257,8 +348,56 @@ def _revision(reader: _Reader, name: str, *words: str) -> str:
     return value
 
 
-def _limits(reader: _Reader) -> Limits:
-    name = "hf_download_while_serving"
+def _machine(reader: _Reader, variables: HostVariables) -> Machine:
+    user, _ = pair_variables.account_of(reader.host, variables)
+    port = 22
+    if reader.get("ansible_port") is not None:
+        port = int(reader.number("ansible_port", 1, 65535, whole=True))
+    return Machine(user, tuple(pair_variables.addresses(reader.host, variables)), port)
+
+
+def _transfer(reader: _Reader) -> Transfer:
+    name = "hf_transfer_ports"
+    given = reader.get(name)
+    pair = given if isinstance(given, list) and len(given) == 2 else ("", "")
+    try:
+        first, last = (int(reader.checked(name, one, *PORTS, whole=True)) for one in pair)
+    except DescriptionError:
+        first, last = 1, 0
+    if first > last:
+        shape = f"the first and the last of some ports, from {PORTS[0]} to {PORTS[1]}"
+        raise reader.wrong(name, given, shape)
+    return Transfer(
+        transport=reader.choice("hf_transfer_transport", TRANSPORTS),
+        streams=int(reader.number("hf_transfer_streams", 1, 16, whole=True)),
+        ports=(first, last),
+        limits=_limits(reader, "hf_transfer_while_serving"),
+    )
+
+
+def _graft(reader: _Reader) -> Graft:
+    recipe = reader.text("ablit_graft_recipe")
+    if recipe and not recipe.startswith("/"):
+        raise reader.wrong("ablit_graft_recipe", recipe, "an absolute path on the head, or empty")
+    return Graft(
+        tensors=int(reader.number("ablit_graft_tensors", 0, 10**6, whole=True)),
+        image=reader.text("ablit_graft_image"),
+        command=reader.command("ablit_graft_command", GRAFT_PLACES, needed=("src", "dst")),
+        dtypes_command=reader.command("ablit_graft_dtypes_command", GRAFT_PLACES),
+        recipe=recipe,
+        memory_bytes=int(reader.number("ablit_graft_memory_gib", 1) * GIB),
+    )
+
+
+def _cut(reader: _Reader) -> Cut:
+    return Cut(
+        image=reader.text("rank_files_image"),
+        command=reader.command("rank_files_command", CUT_PLACES, needed=CUT_PLACES),
+        memory_bytes=int(reader.number("rank_files_memory_gib", 1) * GIB),
+    )
+
+
+def _limits(reader: _Reader, name: str) -> Limits:
     given = reader.mapping(name)
     reader.keys(name, given, CAPS)
     rate, memory = (
@@ -296,16 +435,8 @@ def _check_environment(reader: _Reader) -> None:
             raise reader.wrong(name, value, "one line of text (numbers in quotes)")
 
 
-def _plain(value: Any) -> Any:
-    """Python's own types in place of the template engine's, which are subclasses of them."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
+def _braced(names: Iterable[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
 
 
 class _Reader:
@@ -317,12 +448,12 @@ class _Reader:
 
     def get(self, name: str) -> Any:
         """The value as it is; None when it is not set."""
-        return _plain(pair_variables.value_of(self.host, self._variables, name))
+        return pair_variables.plain(pair_variables.value_of(self.host, self._variables, name))
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """A mapping; {} when it is not set."""
         given = pair_variables.mapping_of(self.host, self._variables, name)
-        return {str(key): _plain(value) for key, value in given.items()}
+        return {str(key): pair_variables.plain(value) for key, value in given.items()}
 
     def flag(self, name: str) -> bool:
         """True or false."""
@@ -332,6 +463,37 @@ class _Reader:
         if not isinstance(value, bool):
             raise self.wrong(name, value, "true or false")
         return value
+
+    def text(self, name: str) -> str:
+        """One line of text; empty when it is not set."""
+        value = self.get(name)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not value.isprintable():
+            raise self.wrong(name, value, "one line of text")
+        return value.strip()
+
+    def command(
+        self, name: str, places: tuple[str, ...], *, needed: tuple[str, ...] = ()
+    ) -> tuple[str, ...]:
+        """The words of a command with places in braces; it may be empty where none is needed."""
+        words = self.get(name)
+        if words in (None, "") and not needed:
+            return ()
+        if not isinstance(words, list) or not all(isinstance(one, str) for one in words):
+            raise self.wrong(name, words, "a list of words")
+        used = {place for word in words for place in _PLACE.findall(word)}
+        if unknown := sorted(used - set(places)):
+            raise DescriptionError(
+                f"{name} has {{{unknown[0]}}}, but only {_braced(places)} can stand there "
+                f"(host {self.host})"
+            )
+        if lacking := [one for one in needed if one not in used]:
+            raise DescriptionError(
+                f"{name} lacks {_braced(lacking)}: nobody would tell the program where to work "
+                f"(host {self.host})"
+            )
+        return tuple(words)
 
     def choice(self, name: str, among: Iterable[str]) -> Any:
         """One of some words."""

@@ -621,8 +621,6 @@ class TestWanted:
         wanted.started(jobs, self.WANTED, check=False)
         told = wanted.started(jobs, self.WANTED, check=True)
         assert not told["changed"] and told["attached"]
-        assert wanted.stopped(jobs, "download", check=True)["changed"]
-        assert state(jobs) is JobState.RUNNING
 
     @pytest.mark.parametrize("check", [False, True])
     def test_what_may_not_start_now_is_attached_to_when_it_runs(
@@ -660,14 +658,6 @@ class TestWanted:
         with pytest.raises(JobError, match="--tags tools"):
             wanted.started(jobs, {**self.WANTED, "argv": ["/no/such/tool"]}, check=False)
         assert not systemd.asked
-
-    def test_looked_and_stopped(self, jobs: Jobs) -> None:
-        assert wanted.looked(jobs, "download")["view"]["state"] == "absent"
-        assert not wanted.stopped(jobs, "download", check=False)["changed"]
-        wanted.started(jobs, self.WANTED, check=False)
-        assert wanted.looked(jobs, "download")["message"] == "job download is running"
-        assert wanted.stopped(jobs, "download", check=False)["changed"]
-        assert not wanted.stopped(jobs, "download", check=False)["changed"]
 
 
 class TestReporter:

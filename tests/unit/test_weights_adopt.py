@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -20,10 +21,13 @@ from spark_pair.weights import adopt_plan, seen
 from spark_pair.weights import verify as verifying
 from spark_pair.weights.adopt import Account, AdoptOrder, Barrier, _barred, adopt
 from spark_pair.weights.adopt_plan import STOCK, Stated
+from spark_pair.weights.layout import rank_name
 from spark_pair.weights.provenance import Origin, everyday
 from spark_pair.weights.verify import Disk
 
 STATED = Stated(CHECKPOINT.commit, STOCK)
+ABLIT = f"{CHECKPOINT.commit[:8]}-ablit-{OVERLAY.commit[:8]}"
+GRAFTED = rank_name(1, OVERLAY.commit)
 ENGRAM_FILE = "model-00047-of-00048.safetensors"
 
 
@@ -330,17 +334,39 @@ def test_nothing_above_the_weights_own_folder_is_to_be_given_away(worker: Machin
 # ---- rank files that are not right ---------------------------------------------------------------
 
 
+def test_stock_and_grafted_ones_have_records_of_their_own(worker: Machine) -> None:
+    run(worker)
+    other = worker.files / STOCK_FOLDER.replace(CHECKPOINT.commit[:8], ABLIT)
+    shutil.copytree(worker.ranks, other)
+    order = order_of(worker, Stated(CHECKPOINT.commit, OVERLAY.commit))
+    assert run(worker, order)["recorded"] == [GRAFTED]
+    record = worker.provenance.load()
+    assert (record["rank1"].folder, record[GRAFTED].folder) == (str(worker.ranks), str(other))
+    assert run(worker, order)["unchanged"] == [GRAFTED]
+
+
+def test_a_record_of_an_earlier_release_is_known_again(worker: Machine) -> None:
+    order = order_of(worker)
+    run(worker, order)
+    known = worker.provenance.load()["rank1"]
+    entry = replace(known, details={**known.details, "overlay": OVERLAY.commit})
+    worker.provenance.forget("rank1")
+    worker.provenance.record(entry)
+    rank = {**order["ranks"][0], "overlay": OVERLAY.commit}
+    with_it = {**order, "sources": [], "ranks": [rank]}
+    assert run(worker, with_it)["unchanged"] == [GRAFTED]
+
+
 def test_a_folder_that_says_another_revision(worker: Machine) -> None:
-    folder = f"{CHECKPOINT.commit[:8]}-ablit-{OVERLAY.commit[:8]}"
-    other = worker.files / STOCK_FOLDER.replace(CHECKPOINT.commit[:8], folder)
+    other = worker.files / STOCK_FOLDER.replace(CHECKPOINT.commit[:8], ABLIT)
     other.parent.mkdir(parents=True)
     worker.ranks.rename(other)
     sentence = refused(worker)
     for words in (f"{CHECKPOINT.commit[:8]} with the overlay {OVERLAY.commit[:8]}",
                   f"{CHECKPOINT.commit[:8]}, stock", "weights_adopt_overlay"):  # fmt: skip
         assert words in sentence
-    assert run_again_with_the_overlay(worker)["recorded"] == ["rank1"]
-    assert worker.provenance.load()["rank1"].details["overlay"] == OVERLAY.commit
+    assert run_again_with_the_overlay(worker)["recorded"] == [GRAFTED]
+    assert worker.provenance.load()[GRAFTED].details["overlay"] == OVERLAY.commit
 
 
 def run_again_with_the_overlay(machine: Machine) -> Mapping[str, Any]:

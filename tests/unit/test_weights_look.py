@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from spark_pair.system import Result
+from spark_pair.weights import graft_state
 from spark_pair.weights import seen as reading
 from spark_pair.weights.cache import Cache
+from spark_pair.weights.graft_state import GraftState, Phase, Shard
 from spark_pair.weights.holdings import RankFile, Wanted
 from spark_pair.weights.kept import Kept
 from spark_pair.weights.look import Seen, look
@@ -59,6 +61,8 @@ class Host:
         self.provenance = Provenance(root / "provenance.json")
         self.kept = Kept(root / "manifests")
         self.ranks = self.home / ".cache/huggingface/tensorfold-dsv41"
+        self.memory = root / "meminfo"
+        self.memory.write_text("MemTotal:  125000000 kB\nMemAvailable:    1024 kB\n")
         self.docker = Result(0, "sha256:1\n", "")
         self.asked: list[list[str]] = []
 
@@ -125,7 +129,11 @@ class Host:
     def look(self, **asked: Any) -> Seen:
         usual = {
             "home": str(self.home),
-            "places": {"cache": str(self.cache.root), "ranks": str(self.ranks)},
+            "places": {
+                "cache": str(self.cache.root),
+                "work": str(self.ranks),
+                "ranks": str(self.ranks),
+            },
             "repos": [{"repo": REPO, "revision": COMMIT[:8]}],
             "image": "tensorfold:1",
         }
@@ -135,6 +143,7 @@ class Host:
             kept=self.kept,
             runner=self.run,
             tool="/bin/sh",
+            memory=self.memory,
         )
         assert json.loads(json.dumps(found)) == found
         return found
@@ -161,6 +170,8 @@ def test_a_bare_host_holds_nothing_and_nothing_fails(host: Host) -> None:
     assert seen["ranks"] == {"folder": str(host.ranks), "files": []}
     assert seen["leftovers"] == {"incomplete": 0, "xet": 0}
     assert seen["image"] is True and seen["tool"] is True
+    assert seen["images"] == {"tensorfold:1": True}
+    assert seen["memory"] == 1 << 20 and seen["grafts"] == []
     held = reading.holdings(seen, [WANTED])
     assert held.credit("checkpoint", MANIFEST.files) == 0
     assert held.image and not held.ranks and not held.strangers
@@ -312,8 +323,32 @@ class TestRankFiles:
         assert told["name"] == f"45ee5d0f/checkpoint/rank-cache/{path.name}"
         assert told["footer"]["index_sha256"].startswith(path.name[9:29])
         held = reading.holdings(seen, [WANTED])
-        assert held.ranks == {0: RankFile(path.stat().st_size, COMMIT, OVERLAY)}
+        (found,) = held.ranks
+        size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+        where = (str(path.parent), path.name, digest)
+        assert found == RankFile(0, size, COMMIT, OVERLAY, "rank0", *where)
         assert not held.strangers
+
+    @pytest.mark.parametrize(
+        ("folder", "meant"),
+        [
+            ("45ee5d0f/checkpoint/rank-cache", True),
+            ("45ee5d0f-ablit-0bdc2036/checkpoint/rank-cache", False),
+            ("1bae0e10/checkpoint/rank-cache", False),
+            ("by hand", True),
+            ("45ee5d0f/checkpoint/rank-cache/.cutting", False),
+            (".old", False),
+        ],
+    )
+    def test_only_where_the_wanted_one_would_lie_is_one_a_stranger(
+        self, host: Host, folder: str, meant: bool
+    ) -> None:
+        place = host.ranks / folder
+        place.mkdir(parents=True)
+        write_rank_file(place, 0)
+        seen = host.look()
+        assert reading.holdings(seen, [WANTED]).strangers == (frozenset({0}) if meant else set())
+        assert len(seen["ranks"]["files"]) == ("/." not in f"/{folder}")
 
     def test_one_without_a_record_is_a_stranger(self, host: Host) -> None:
         host.rank(1)
@@ -331,7 +366,7 @@ class TestRankFiles:
         os.utime(path, ns=(1, 1))
         seen = host.look()
         held = reading.holdings(seen, [WANTED])
-        assert set(held.ranks) == {0} and not held.strangers
+        assert [one.rank for one in held.ranks] == [0] and not held.strangers
         (problem,) = reading.problems(seen, "spark-033f")
         assert "rank0" in problem and "--tags verify" in problem and "--tags adopt" in problem
 
@@ -352,7 +387,106 @@ class TestRankFiles:
         assert not held.ranks and held.strangers == {0}
 
 
+class TestGraft:
+    """One that is under way, done or being undone."""
+
+    def journal(self, host: Host, phase: Phase, method: str = "in_place") -> Path:
+        """Its note, and where its shards lie when they are proven."""
+        shards = {
+            path: Shard(MANIFEST.file(path).size, str(MANIFEST.file(path).sha256))
+            for path in CONTENT
+            if path.endswith(".safetensors")
+        }
+        derived = host.ranks / f"45ee5d0f-ablit-{OVERLAY[:8]}"
+        (derived / "checkpoint/sub").mkdir(parents=True)
+        graft_state.write(derived, GraftState(REPO, COMMIT, OVERLAY, method, phase, shards))
+        return derived
+
+    def move(self, host: Host, derived: Path, path: str) -> None:
+        """As a graft does."""
+        MANIFEST.file(path)
+        real = Path(os.path.realpath(host.snapshot / path))
+        real.rename(derived / "checkpoint" / path)
+        (host.snapshot / path).unlink()
+
+    def test_its_shards_need_no_download_wherever_they_lie(self, host: Host) -> None:
+        host.put(*CONTENT)
+        host.record(*CONTENT)
+        derived = self.journal(host, Phase.GRAFTING)
+        self.move(host, derived, "model-1.safetensors")
+        (derived / "undo").mkdir()
+        (derived / "undo/model-1.safetensors").write_bytes(b"undo")
+        seen = host.look()
+        (told,) = seen["grafts"]
+        assert told["folder"] == derived.name and told["state"] == "grafting"
+        assert told["there"] == {"model-1.safetensors": len(CONTENT["model-1.safetensors"])}
+        held = reading.holdings(seen, [WANTED])
+        assert held.has("checkpoint", MANIFEST.files)
+        assert (held.graft, held.unfinished) == (None, OVERLAY)
+        assert (held.work, held.moved) == (4, len(CONTENT["model-1.safetensors"]))
+
+    def test_one_of_another_checkpoint_is_no_matter(self, host: Host) -> None:
+        host.put(*CONTENT)
+        derived = self.journal(host, Phase.GRAFTING)
+        self.move(host, derived, "model-1.safetensors")
+        other = replace(MANIFEST, commit="1bae0e10" * 5)
+        held = reading.holdings(host.look(), [Wanted.of(WANTED.source, other)])
+        assert held.unfinished is None and not held.work
+
+    def test_one_that_has_moved_nothing_yet_has_not_begun(self, host: Host) -> None:
+        host.put(*CONTENT)
+        host.record(*CONTENT)
+        self.journal(host, Phase.GRAFTING)
+        held = reading.holdings(host.look(), [WANTED])
+        assert held.unfinished is None and held.has("checkpoint", MANIFEST.files)
+
+    @pytest.mark.parametrize("recorded", [True, False])
+    def test_a_finished_one_counts_when_it_is_recorded(self, host: Host, recorded: bool) -> None:
+        host.put(*CONTENT)
+        artefact = host.record(*CONTENT)
+        derived = self.journal(host, Phase.GRAFTED)
+        folder = derived / "checkpoint"
+        moved = [path for path in CONTENT if path.endswith(".safetensors")]
+        for path in moved:
+            self.move(host, derived, path)
+        (folder / "config.json").write_bytes(CONTENT["config.json"])
+        if recorded:
+            held = {}
+            for path in CONTENT:
+                stat = stat_of(folder / path)
+                assert stat is not None
+                held[path] = replace(artefact.files[path], mtime_ns=stat.mtime_ns, inode=stat.inode)
+            host.provenance.record(
+                replace(
+                    artefact, origin=Origin.GRAFTED, folder=str(folder), files=held,
+                    details={"overlay": OVERLAY, "grafted": moved, "former": "downloaded"},
+                )
+            )  # fmt: skip
+        found = reading.holdings(host.look(), [WANTED])
+        assert found.has("checkpoint", MANIFEST.files)
+        assert found.overlaid == OVERLAY and bool(found.graft) is recorded
+        assert found.moved == sum(len(CONTENT[path]) for path in moved)
+
+    def test_shards_written_anew_are_no_moved_ones(self, host: Host) -> None:
+        host.put(*CONTENT)
+        host.record(*CONTENT)
+        derived = self.journal(host, Phase.GRAFTING, "recipe")
+        (derived / "checkpoint/model-1.safetensors").write_bytes(b"anew")
+        held = reading.holdings(host.look(), [WANTED])
+        assert (held.work, held.moved, held.unfinished) == (4, 0, OVERLAY)
+
+    def test_a_note_that_is_none_of_ours_is_none(self, host: Host) -> None:
+        derived = self.journal(host, Phase.GRAFTING)
+        (derived / "graft.json").write_text("[]")
+        assert host.look()["grafts"] == []
+
+
 class TestImage:
+    def test_each_that_may_be_needed_is_asked_for_once(self, host: Host) -> None:
+        seen = host.look(images=["cutter:1", "tensorfold:1", ""])
+        assert seen["images"] == {"tensorfold:1": True, "cutter:1": True}
+        assert len(host.asked) == 2
+
     def test_docker_says_no(self, host: Host) -> None:
         host.docker = Result(1, "", "Error response from daemon: No such image: tensorfold:1")
         assert host.look()["image"] is False

@@ -264,11 +264,15 @@ def test_a_refusal_names_the_fewest_settings_that_make_it_fit() -> None:
     assert "No setting makes it fit" in make(fixed, disks=one_disk(head=200 * GB)).problems[-1]
 
 
-def test_a_refusal_does_not_promise_a_graft_in_place_that_nobody_may_do() -> None:
+def test_a_graft_in_place_is_among_the_ways_out() -> None:
     fixed = Options(order="download_first", overlay=True, graft="recipe")
     said = make(fixed, disks=one_disk(head=600 * GB)).problems[-1]
-    assert "It fits with weights_disk_order: auto and rank_files_prune_sources: true" in said
-    assert "No setting makes it fit" in make(fixed, disks=one_disk(head=400 * GB)).problems[-1]
+    assert said.startswith("It fits with ablit_graft_method: in_place; ")
+    said = make(fixed, disks=one_disk(head=400 * GB)).problems[-1]
+    ways = "ablit_graft_method: in_place and weights_disk_order: auto and rank_files_prune"
+    assert f"It fits with {ways}" in said
+    plain = dataclasses.replace(fixed, overlay=False)
+    assert "in_place" not in make(plain, disks=one_disk(head=400 * GB)).problems[-1]
 
 
 def test_pruning_is_not_proposed_when_it_would_delete_what_must_stay() -> None:
@@ -296,8 +300,8 @@ def test_leftovers_of_other_programs_are_told() -> None:
 # ---- what is there already
 
 
-def stock(graft: str | None = None) -> RankFile:
-    return RankFile(goals.RANK_FILE_BYTES, CHECKPOINT, graft)
+def rank_file(rank: int, graft: str | None = None) -> RankFile:
+    return RankFile(rank, goals.RANK_FILE_BYTES, CHECKPOINT, graft)
 
 
 def held(name: str, *patterns: str) -> dict[str, dict[str, int]]:
@@ -314,10 +318,10 @@ def finished(graft: str | None = None) -> Pair:
     return {
         "head": Holdings(
             recorded={**ENGRAM_HELD, **held("checkpoint", "*-00039-of-*", "config.json")},
-            ranks={0: stock(graft)},
+            ranks=(rank_file(0, graft),),
             image=True,
         ),
-        "worker": Holdings(recorded=ENGRAM_HELD, ranks={1: stock(graft)}, image=True),
+        "worker": Holdings(recorded=ENGRAM_HELD, ranks=(rank_file(1, graft),), image=True),
     }
 
 
@@ -393,7 +397,7 @@ def test_the_head_downloads_although_the_worker_has_a_little() -> None:
 
 def test_a_copy_left_on_the_head_is_deleted_once_the_worker_has_its_rank() -> None:
     pair = finished()
-    head = dataclasses.replace(pair["head"], ranks={0: stock(), 1: stock()})
+    head = dataclasses.replace(pair["head"], ranks=(rank_file(0), rank_file(1)))
     (step,) = make(pair={**pair, "head": head}).steps
     assert (step.id, step.bytes, step.effects[0].frees) == (
         "transfer-rank1-worker",
@@ -403,14 +407,16 @@ def test_a_copy_left_on_the_head_is_deleted_once_the_worker_has_its_rank() -> No
 
 
 def test_rank_1_that_is_cut_already_is_only_sent() -> None:
-    head = Holdings(recorded={**held("checkpoint"), **ENGRAM_HELD}, ranks={1: stock()}, image=True)
+    head = Holdings(
+        recorded={**held("checkpoint"), **ENGRAM_HELD}, ranks=(rank_file(1),), image=True
+    )
     pair: Pair = {"head": head, "worker": Holdings(recorded=ENGRAM_HELD, image=True)}
     assert ids(make(pair=pair)) == ["transfer-rank1-worker", "shard-rank0-head"]
 
 
 def test_a_rank_file_without_a_record_is_not_cut_over() -> None:
     pair = finished()
-    head = dataclasses.replace(pair["head"], ranks={}, strangers=frozenset({0}))
+    head = dataclasses.replace(pair["head"], ranks=(), strangers=frozenset({0}))
     (problem,) = make(pair={**pair, "head": head}).problems
     assert "rank 0 lies on spark-033f" in problem
     assert "--tags adopt" in problem
@@ -429,6 +435,58 @@ def test_the_overlay_is_taken_out_before_stock_files_are_cut() -> None:
     assert "shard-rank1-head" in ids(made)
     again = make(Options(overlay=True), pair=pair)
     assert not any(step.kind == "graft" or "overlay" in step.id for step in again.steps)
+
+
+def test_a_graft_is_undone_also_where_nothing_is_to_be_cut() -> None:
+    pair = finished()
+    head = dataclasses.replace(
+        pair["head"],
+        recorded={**ENGRAM_HELD, **held("checkpoint")},
+        graft=OVERLAY,
+        work=OVERLAY_BYTES,
+        ranks=(rank_file(0), rank_file(0, OVERLAY)),
+    )
+    worker = dataclasses.replace(pair["worker"], ranks=(rank_file(1), rank_file(1, OVERLAY)))
+    both: Pair = {"head": head, "worker": worker}
+    assert ids(make(pair=both)) == ["undo-graft-head"]
+    assert ids(make(Options(overlay=True), pair=both)) == []
+
+
+def test_turning_the_overlay_on_and_off_needs_no_new_cut() -> None:
+    pair = finished()
+    both: Pair = {
+        "head": dataclasses.replace(pair["head"], ranks=(rank_file(0), rank_file(0, OVERLAY))),
+        "worker": dataclasses.replace(pair["worker"], ranks=(rank_file(1), rank_file(1, OVERLAY))),
+    }
+    for overlay in (False, True):
+        assert ids(make(Options(overlay=overlay), pair=both)) == []
+
+
+def test_an_unfinished_graft_is_gone_on_with_or_taken_back() -> None:
+    pair = finished()
+    head = dataclasses.replace(
+        pair["head"],
+        recorded={**ENGRAM_HELD, **held("checkpoint"), **held("overlay")},
+        unfinished=OVERLAY,
+        work=100,
+        ranks=(),
+    )
+    both: Pair = {"head": head, "worker": dataclasses.replace(pair["worker"], ranks=())}
+    cuts = ["shard-rank1-head", "transfer-rank1-worker", "shard-rank0-head"]
+    assert ids(make(Options(overlay=True), pair=both)) == ["graft-checkpoint-head", *cuts]
+    assert ids(make(pair=both)) == ["undo-graft-head", *cuts]
+
+
+def test_shards_left_half_way_are_put_in_order_though_nothing_is_to_be_cut() -> None:
+    pair = finished(OVERLAY)
+    head = dataclasses.replace(
+        pair["head"], recorded={**ENGRAM_HELD, **held("checkpoint")}, unfinished=OVERLAY
+    )
+    both: Pair = {**pair, "head": head}
+    assert ids(make(Options(overlay=True), pair=both)) == [
+        "download-overlay-head",
+        "graft-checkpoint-head",
+    ]
 
 
 def test_a_shard_fetched_anew_is_grafted_again() -> None:
@@ -478,8 +536,8 @@ def test_a_part_that_is_too_long_is_worth_no_more_than_its_file() -> None:
 
 
 def test_one_that_has_begun_to_cut_goes_on_in_that_order() -> None:
-    head = Holdings(recorded=held("checkpoint"), ranks={0: stock()}, image=True)
-    pair: Pair = {"head": head, "worker": Holdings(ranks={1: stock()}, image=True)}
+    head = Holdings(recorded=held("checkpoint"), ranks=(rank_file(0),), image=True)
+    pair: Pair = {"head": head, "worker": Holdings(ranks=(rank_file(1),), image=True)}
     made = make(Options(prune=True), pair=pair)
     assert ids(made) == ["prune-checkpoint-head", "download-engram-head", "transfer-engram-worker"]
     worker = dataclasses.replace(pair["worker"], recorded=ENGRAM_HELD)
@@ -576,12 +634,44 @@ def test_the_record_says_which_overlay_shards_and_rank_files_carry() -> None:
     assert holdings.recorded_graft({"checkpoint": record(made, details=details)}) is None
     assert holdings.recorded_graft({}) is None
     files = {"rank0of2-0123.bin": Held(106 * GB, 1, 1, 1.0, "read", "d" * 64)}
-    rank = record(made, origin=Origin.CUT, files=files, details=details)
-    stock_rank = dataclasses.replace(rank, origin=Origin.ADOPTED, details={})
-    assert holdings.recorded_ranks({"rank0": rank, "rank1": stock_rank}) == {
-        0: RankFile(106 * GB, CHECKPOINT, OVERLAY),
-        1: RankFile(106 * GB, CHECKPOINT, None),
+    rank = record(
+        made, name="rank0", kind="rank_file", origin=Origin.CUT, files=files, details=details
+    )
+    beside = dataclasses.replace(rank, name="rank0-ablit-0bdc2036", folder="/other")
+    plain = dataclasses.replace(rank, name="rank1", origin=Origin.ADOPTED, details={})
+    recorded = {one.name: one for one in (rank, beside, plain, grafted)}
+    assert holdings.recorded_ranks(recorded) == tuple(
+        RankFile(
+            one.name == "rank1", 106 * GB, CHECKPOINT, one.details.get("overlay"), one.name,
+            one.folder, "rank0of2-0123.bin", "d" * 64,
+        )
+        for one in (rank, beside, plain)
+    )  # fmt: skip
+
+
+def test_a_graft_counts_as_long_as_one_of_its_shards_is_there() -> None:
+    made = manifests()["checkpoint"]
+    details = {"overlay": OVERLAY, "grafted": [SHARD]}
+    grafted = record(made, origin=Origin.GRAFTED, details=details)
+    assert holdings.recorded_graft({"checkpoint": grafted}) == OVERLAY
+    files = {path: one for path, one in grafted.files.items() if path != SHARD}
+    pruned = dataclasses.replace(grafted, files=files)
+    assert holdings.recorded_graft({"checkpoint": pruned}) is None
+
+
+def test_of_a_graft_only_the_shards_that_it_names_differ_from_the_hubs() -> None:
+    made = manifests()["checkpoint"]
+    wanted = [Wanted.of(SOURCES[0], made)]
+    details = {"overlay": OVERLAY, "grafted": [SHARD]}
+    files = {
+        path: dataclasses.replace(one, size=one.size + 8, sha256="c" * 64)
+        if path.endswith(".safetensors")
+        else one
+        for path, one in record(made).files.items()
     }
+    grafted = record(made, origin=Origin.GRAFTED, files=files, details=details)
+    found = holdings.recorded({"checkpoint": grafted}, wanted)["checkpoint"]
+    assert set(found) == {SHARD, "config.json"}
 
 
 # ---- for people and for programs
@@ -653,18 +743,22 @@ def some_holdings(draw: st.DrawFn, host: HostRole) -> Holdings:
         }
     commits = st.sampled_from([CHECKPOINT, CHECKPOINT, ENGRAM])
     overlays = st.sampled_from([None, OVERLAY, ENGRAM])
-    ranks = {
-        rank: RankFile(106, draw(commits), draw(overlays))
+    ranks = tuple(
+        RankFile(rank, 106, commit, overlay)
         for rank in ((0, 1) if host == "head" else (1,))
-        if draw(st.booleans())
-    }
+        for commit, overlay in draw(st.sets(st.tuples(commits, overlays), max_size=3))
+    )
     graft = draw(overlays) if host == "head" else None
+    whole = draw(st.booleans())
+    shards = sum(recorded.get("checkpoint", {}).values())
     return Holdings(
         recorded=recorded,
         found=found,
         parts=parts,
-        graft=graft,
+        graft=graft if whole else None,
+        unfinished=None if whole else graft,
         work=draw(st.integers(0, 141)) if graft else 0,
+        moved=draw(st.integers(0, min(141, shards))) if graft else 0,
         ranks=ranks,
         image=draw(st.booleans()),
     )

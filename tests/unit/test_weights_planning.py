@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ from spark_pair.errors import SparkPairError
 from spark_pair.weights import found_text, planning
 from spark_pair.weights.cache import Cache
 from spark_pair.weights.download_order import DownloadOrder
+from spark_pair.weights.graft_order import GraftOrder
 from spark_pair.weights.hub import HubError, Kind
 from spark_pair.weights.kept import Kept, ordered
 from spark_pair.weights.look import look
 from spark_pair.weights.manifest import HOST_ROLES, File, Manifest, Source
+from spark_pair.weights.order_making import StepError
+from spark_pair.weights.orders import acceptance
 from spark_pair.weights.planning import Planned
-from spark_pair.weights.provenance import Artefact, Held, Origin, Provenance
+from spark_pair.weights.provenance import Artefact, Held, Origin, Provenance, entry_of
 from spark_pair.weights.questions import HubQuestions
+from spark_pair.weights.remove_order import DropOrder, PruneOrder
+from spark_pair.weights.shard_order import ShardOrder
+from spark_pair.weights.transfer_order import RankTransferOrder, TransferOrder
 from spark_pair.weights.variables import Settings, settings_of
 
 OVERLAY = {"ablit_graft_enabled": True}
@@ -90,7 +97,7 @@ class Pair:
     def seens(self) -> dict[Any, Mapping[str, Any]]:
         return {
             role: look(
-                {**self.settings.asked(role), "image": ""},
+                {**self.settings.asked(role), "image": "", "images": []},
                 provenance=Provenance(self.root / f"{role}.json"),
                 kept=self.kept(role),
             )
@@ -221,7 +228,7 @@ class TestListsOfACache:
         assert made.plan.problems == () and made.plan.steps
         assert made.notes == ("the Hub cannot be reached: the list of engram is the cache's own",)
         step = next(one for one in made.plan.steps if one.source == "engram")
-        (ordered_one,) = ordered(planning.download_order(step, pair.settings, made.manifests))
+        (ordered_one,) = ordered(planning.order(step, pair.settings, made, pair.seens()))
         assert ordered_one.told_by == "cache"
 
     @pytest.mark.parametrize("kind", ["repository", "token", "terms", "revision", "tls"])
@@ -285,12 +292,293 @@ def test_an_order_is_what_the_download_understands(tmp_path: Path) -> None:
     for step in made.plan.steps:
         if step.kind != "download":
             continue
-        data = planning.download_order(step, pair.settings, made.manifests)
+        data = planning.order(step, pair.settings, made, pair.seens())
         order = DownloadOrder.from_dict(data)
         assert [one.path for one in order.files] == list(step.files)
         assert order.source == step.source
         assert str(order.home) == pair.settings.homes[step.host]
         assert (order.workers, order.gated) == (7, step.source == "overlay")
+
+
+class Recorded(Pair):
+    """A pair of which the records hold what a test says; nothing lies on its disks."""
+
+    ranks = "rank{0}of2-" + "a" * 20 + ".bin"
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        super().__init__(root, **small(**changes))
+        self.known: dict[Any, dict[str, Any]] = {role: {} for role in HOST_ROLES}
+        self.wrong: dict[Any, dict[str, Any]] = {role: {} for role in HOST_ROLES}
+        self.files: dict[Any, list[dict[str, Any]]] = {role: [] for role in HOST_ROLES}
+        self.grafts: list[dict[str, Any]] = []
+        self.cached: dict[str, Any] = {}
+
+    def seens(self) -> dict[Any, Mapping[str, Any]]:
+        return {
+            role: {
+                **seen,
+                "artefacts": self.known[role],
+                "wrong": self.wrong[role],
+                "ranks": {"folder": "", "files": self.files[role]},
+                "grafts": self.grafts if role == "head" else [],
+                "cached": self.cached if role == "head" else {},
+            }
+            for role, seen in super().seens().items()
+        }
+
+    @property
+    def made(self) -> Planned:
+        return self.plan(Asked())
+
+    def order(self, step_id: str) -> dict[str, Any]:
+        data = planning.order(step_id, self.settings, self.made, self.seens())
+        assert acceptance(data) is not None  # its own class takes it
+        return data
+
+    def work(self, role: Any) -> str:
+        return str(self.settings.asked(role)["places"]["work"])
+
+    def hold(self, role: Any, name: str, **changes: Any) -> None:
+        """Everything that is wanted of a source is recorded."""
+        source = named(self, name)
+        manifest = manifest_of(source)
+        cache = Cache.of_account(Path(self.settings.homes[role]))
+        files = {
+            one.path: Held(one.size, 1, 1, 1.0, "read", one.sha256 or "", one.git_sha1)
+            for one in manifest.select(source.files)
+        }
+        artefact = Artefact(
+            name, "repository", source.repo, manifest.commit, Origin.DOWNLOADED, 1.0,
+            str(cache.snapshot(source.repo, manifest.commit)), files,
+        )  # fmt: skip
+        self.known[role][name] = entry_of(replace(artefact, **changes))
+
+    def cut(self, role: Any, rank: int, *, which: str = "known", **changes: Any) -> None:
+        """A rank file from stock weights is recorded, and seen."""
+        manifest = manifest_of(named(self, "checkpoint"))
+        folder = f"{self.work(role)}/45ee5d0f/checkpoint/rank-cache"
+        path = self.ranks.format(rank)
+        usual = Artefact(
+            f"rank{rank}", "rank_file", manifest.repo, manifest.commit, Origin.CUT, 1.0, folder,
+            {path: Held(100, 1, 1, 1.0, "read", "c" * 64)}, {"overlay": None},
+        )  # fmt: skip
+        artefact = replace(usual, **changes)
+        getattr(self, which)[role][artefact.name] = entry_of(artefact)
+        footer = {"entries": 7, "index_sha256": "d" * 64, "bytes": 64}
+        self.files[role].append(
+            {
+                "name": f"45ee5d0f/checkpoint/rank-cache/{path}", "rank": rank, "size": 100,
+                "footer": footer, "problem": "", "recorded": True, "again": False,
+            }
+        )  # fmt: skip
+
+    def graft(self, role: Any = "head") -> None:
+        """The checkpoint carries the overlay in two of its shards."""
+        overlay = manifest_of(named(self, "overlay")).commit
+        grafted = [SHARDS[0].path, SHARDS[1].path]
+        folder = f"{self.work(role)}/45ee5d0f-ablit-{overlay[:8]}/checkpoint"
+        details = {"overlay": overlay, "grafted": grafted, "former": "adopted"}
+        self.hold(role, "checkpoint", origin=Origin.GRAFTED, folder=folder, details=details)
+        self.grafts.append(
+            {
+                "folder": f"45ee5d0f-ablit-{overlay[:8]}",
+                "repo": named(self, "checkpoint").repo,
+                "checkpoint": manifest_of(named(self, "checkpoint")).commit,
+                "overlay": overlay, "method": "recipe", "state": "grafted",
+                "there": dict.fromkeys(grafted, 1000), "undo": 0,
+            }
+        )  # fmt: skip
+
+
+class TestOrders:
+    CUTTER = ("tf-dsv41-rank-cache", "{model}", "{out}", "{rank}", "2")
+
+    def test_a_transfer_goes_over_the_rails_of_both(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path, hf_transfer_transport="ssh", ansible_port=2222)
+        pair.hold("head", "engram")
+        order = TransferOrder.from_dict(pair.order("transfer-engram-worker"))
+        assert [one.path for one in order.files] == [one.path for one in (SMALL[0], *TABLES[1:])]
+        assert str(order.home) == pair.settings.homes["worker"]
+        way = order.way
+        assert (way.peer.name, way.peer.user, way.peer.port) == ("spark-a", "ann", 2222)
+        assert way.peer.addresses[0] == "192.0.2.11" and len(way.peer.addresses) == 3
+        assert [(rail.here, rail.peer) for rail in way.rails] == [
+            ("198.51.100.12", "198.51.100.11"),
+            ("198.51.100.140", "198.51.100.139"),
+        ]
+        assert (way.transport, way.ports, way.streams) == ("ssh", (8730, 8739), 4)
+        assert way.limit_bytes_per_second is None
+
+    def test_the_head_may_be_the_one_that_lacks_something(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("worker", "engram")
+        order = TransferOrder.from_dict(pair.order("transfer-engram-head"))
+        assert (order.way.peer.name, order.way.peer.user) == ("spark-b", "bob")
+
+    def test_without_rails_nothing_is_sent(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("head", "engram")
+        alone = {
+            role: replace(one, addresses=one.addresses[:1])
+            for role, one in pair.settings.machines.items()
+        }
+        pair.settings = replace(pair.settings, machines=alone)
+        with pytest.raises(StepError, match="cx7_network_rails of both"):
+            pair.order("transfer-engram-worker")
+
+    def test_rank_1_is_sent_as_the_head_has_it(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("head", "checkpoint")
+        pair.cut("head", 1, details={"overlay": None, "by": "hand"})
+        order = RankTransferOrder.from_dict(pair.order("transfer-rank1-worker"))
+        assert str(order.origin) == f"{pair.work('head')}/45ee5d0f/checkpoint/rank-cache"
+        assert str(order.folder) == f"{pair.work('worker')}/45ee5d0f/checkpoint/rank-cache"
+        assert (order.rank.path, order.rank.sha256) == (pair.ranks.format(1), "c" * 64)
+        assert (order.rank.size, order.rank.entries, order.rank.index_sha256[:2]) == (100, 7, "dd")
+        assert order.made_from.name == "rank1" and order.made_from.details["by"] == "hand"
+
+    def test_a_rank_file_that_cannot_be_seen_is_not_sent(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("head", "checkpoint")
+        pair.cut("head", 1)
+        pair.files["head"].clear()
+        with pytest.raises(StepError, match="no whole file is seen there"):
+            pair.order("transfer-rank1-worker")
+
+    def test_the_heads_copy_goes_once_the_worker_has_the_same(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.cut("head", 1)
+        made = pair.made
+        with pytest.raises(StepError, match="spark-b has not recorded the very same"):
+            planning.drop_order(pair.settings, made, pair.seens())
+        pair.cut("worker", 1, details={"overlay": None}, origin=Origin.TRANSFERRED)
+        order = DropOrder.from_dict(planning.drop_order(pair.settings, made, pair.seens()))
+        assert (order.artefact.name, order.path, order.size) == ("rank1", pair.ranks.format(1), 100)
+        assert str(order.artefact.folder) == f"{pair.work('head')}/45ee5d0f/checkpoint/rank-cache"
+        pair.cut("worker", 1, files={pair.ranks.format(1): Held(100, 1, 1, 1.0, "read", "e" * 64)})
+        with pytest.raises(StepError, match="keeps its copy"):
+            planning.drop_order(pair.settings, made, pair.seens())
+        del pair.known["head"]["rank1"]
+        assert planning.drop_order(pair.settings, made, pair.seens()) is None
+
+    def test_stock_rank_files_are_cut_from_the_snapshot(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("head", "checkpoint")
+        order = ShardOrder.from_dict(pair.order("shard-rank1-head"))
+        assert (order.rank, order.image, order.command) == (1, "engine:test", self.CUTTER)
+        assert str(order.model) == pair.known["head"]["checkpoint"]["folder"]
+        assert str(order.artefact.folder) == f"{pair.work('head')}/45ee5d0f/checkpoint/rank-cache"
+        assert (order.artefact.name, order.artefact.overlay) == ("rank1", None)
+        assert (order.expected_bytes, order.wrong, order.memory_bytes) == (100, (), 16 << 30)
+
+    def test_a_wrong_file_of_that_rank_and_folder_is_replaced(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.hold("head", "checkpoint")
+        for rank in (0, 1):
+            pair.cut("head", rank, which="wrong")
+        pair.cut("head", 0, which="wrong", name="rank0-ablit-0bdc2036", folder="/elsewhere")
+        order = ShardOrder.from_dict(pair.order("shard-rank0-head"))
+        assert order.wrong == (pair.ranks.format(0),)
+
+    def test_grafted_ones_are_cut_from_the_work_folder(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path, **OVERLAY)
+        pair.graft()
+        order = ShardOrder.from_dict(pair.order("shard-rank0-head"))
+        grafted = f"{pair.work('head')}/45ee5d0f-ablit-0bdc2036/checkpoint"
+        assert (str(order.model), order.artefact.name) == (grafted, "rank0-ablit-0bdc2036")
+        assert str(order.artefact.folder) == f"{grafted}/rank-cache"
+        assert order.artefact.overlay == manifest_of(named(pair, "overlay")).commit
+
+    def test_a_graft_is_told_where_everything_lies(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path, ablit_graft_tensors=4, ablit_graft_recipe="/srv/dsv41", **OVERLAY)
+        pair.hold("head", "checkpoint", origin=Origin.TRANSFERRED)
+        pair.hold("head", "overlay")
+        order = GraftOrder.from_dict(pair.order("graft-checkpoint-head"))
+        assert (order.kind, order.method, order.tensors) == ("graft", "in_place", 4)
+        assert len(order.files) == 41 and order.former is Origin.TRANSFERRED
+        assert order.sidecar is not None and order.sidecar.size == 600
+        assert str(order.derived) == f"{pair.work('head')}/45ee5d0f-ablit-0bdc2036"
+        assert (str(order.recipe), order.image) == ("/srv/dsv41", "engine:test")
+
+    def test_a_graft_is_undone_the_way_it_was_made(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        pair.graft()
+        del pair.known["head"]["checkpoint"]["files"][SHARDS[5].path]
+        order = GraftOrder.from_dict(pair.order("undo-graft-head"))
+        assert (order.kind, order.method, order.former) == (
+            "undo_graft", "recipe", Origin.ADOPTED,
+        )  # fmt: skip
+        assert order.overlay == manifest_of(named(pair, "overlay")).commit
+        assert len(order.files) == 40
+
+    def test_pruning_names_the_shards_and_where_they_may_lie(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path, rank_files_prune_sources=True, **OVERLAY)
+        pair.graft()
+        overlay = {"overlay": manifest_of(named(pair, "overlay")).commit}
+        for rank, role in enumerate(HOST_ROLES):
+            pair.cut(role, rank, name=f"rank{rank}-ablit-0bdc2036", details=overlay)
+        order = PruneOrder.from_dict(pair.order("prune-checkpoint-head"))
+        assert [one.path for one in order.files] == [one.path for one in SHARDS[:-1]]
+        assert str(order.folders[0]) == f"{pair.work('head')}/45ee5d0f-ablit-0bdc2036/checkpoint"
+        assert order.folders[1:] == (order.snapshot,)
+        assert order.overlay == overlay["overlay"]
+
+    def test_what_a_graft_has_copied_is_proven_anew_beside_fresh_shards(
+        self, tmp_path: Path
+    ) -> None:
+        pair = Recorded(tmp_path)
+        pair.graft()
+        for one in SHARDS[:-1]:
+            del pair.known["head"]["checkpoint"]["files"][one.path]
+        pair.grafts.clear()
+        manifest = manifest_of(named(pair, "checkpoint"))
+        left = {one.path: one.size for one in (SHARDS[-1], SMALL[0])}
+        pair.cached = {manifest.repo: {manifest.commit: left}}
+        order = DownloadOrder.from_dict(pair.order("download-checkpoint-head"))
+        assert {one.path for one in order.files} == {one.path for one in (*SHARDS, SMALL[0])}
+        # What lies nowhere in the cache is not fetched for that.
+        step = planning.step_of(pair.made, "download-checkpoint-head")
+        assert step is not None and len(step.files) == 38
+
+    def test_what_is_not_due_has_no_order(self, tmp_path: Path) -> None:
+        pair = Recorded(tmp_path)
+        with pytest.raises(StepError, match="not due any more"):
+            pair.order("undo-graft-head")
+        image = next(one for one in pair.made.plan.steps if one.kind == "shard")
+        with pytest.raises(StepError, match="no work of this stage"):
+            planning.order(replace(image, kind="image"), pair.settings, pair.made, pair.seens())
+
+
+class TestImages:
+    """What cannot be run yet is said with the plan, and everything else goes on."""
+
+    def barred(self, root: Path, there: bool | None, **changes: Any) -> Mapping[str, str]:
+        pair = Pair(root, **small(**changes))
+        seens = pair.seens()
+        seens["head"] = {**seens["head"], "images": {"engine:test": there}}
+        made = planning.make(pair.settings, seens, Asked())
+        assert not made.plan.problems
+        return made.plan.barred
+
+    def test_rank_files_need_their_image(self, tmp_path: Path) -> None:
+        found = self.barred(tmp_path, there=False)
+        assert list(found) == ["shard-rank1-head", "shard-rank0-head"]
+        (said,) = set(found.values())
+        assert "the image engine:test is not on spark-a" in said and "rank_files_image" in said
+        assert not self.barred(tmp_path, there=True)
+
+    def test_what_docker_does_not_tell_is_tried(self, tmp_path: Path) -> None:
+        assert not self.barred(tmp_path, there=None)
+
+    def test_an_image_needs_a_name(self, tmp_path: Path) -> None:
+        found = self.barred(tmp_path, there=True, rank_files_image="")
+        assert "rank_files_image names no image" in found["shard-rank0-head"]
+
+    def test_only_the_recipes_graft_needs_one(self, tmp_path: Path) -> None:
+        step = "graft-checkpoint-head"
+        assert step not in self.barred(tmp_path, there=False, **OVERLAY)
+        found = self.barred(tmp_path, there=False, ablit_graft_method="recipe", **OVERLAY)
+        assert "ablit_graft_image" in found[step]
 
 
 def test_a_look_that_cannot_be_trusted_stops_the_plan(tmp_path: Path) -> None:

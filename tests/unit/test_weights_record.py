@@ -20,8 +20,10 @@ from spark_pair.jobs.shapes import (
     write_request,
     write_result,
 )
+from spark_pair.weights import layout
 from spark_pair.weights import record as record_module
 from spark_pair.weights.cache import Cache
+from spark_pair.weights.graft_order import GraftOrder
 from spark_pair.weights.kept import Kept, of_caches, of_hub, ordered
 from spark_pair.weights.manifest import File, Manifest, ManifestError
 from spark_pair.weights.provenance import (
@@ -79,6 +81,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, Stat]:
 
     monkeypatch.setattr(Proofs, "add", noted)
     monkeypatch.setattr(record_module, "stat_of", lambda path: there.get(str(path)))
+    monkeypatch.setattr(record_module, "_is_mounted", lambda folder: True)
     return there
 
 
@@ -360,6 +363,202 @@ def test_a_proof_that_is_cut_off_by_a_full_disk_is_noticed(
     assert proofs.missed == 1
 
 
+WORK = HOME / ".cache/huggingface/tensorfold-dsv41"
+SHARDS = tuple(File(f"model-{n}.safetensors", n, "a" * 40, f"{n:064x}") for n in range(1, 4))
+
+
+def common(kind: str) -> dict[str, Any]:
+    return {"schema": 1, "kind": kind, "home": str(HOME), "floor_bytes": 0}
+
+
+class TestAGraft:
+    """Its files count together, or none does."""
+
+    GRAFTED = (SHARDS[0].path,)
+
+    def order(self) -> dict[str, Any]:
+        overlay = Manifest("own/overlay", OTHER, (File("o.safetensors", 9, "a" * 40, "9" * 64),))
+        return {
+            **common("graft"),
+            "method": "in_place",
+            "manifest": Manifest("own/name", COMMIT, SHARDS).as_dict(),
+            "files": [one.path for one in SHARDS],
+            "overlay": {"manifest": overlay.as_dict(), "files": ["o.safetensors"]},
+            "work": str(WORK),
+            "former": "adopted",
+        }
+
+    def note(self, folder: Path, *shards: File) -> Artefact:
+        artefact = GraftOrder.from_dict(self.order()).artefact(self.GRAFTED)
+        for one in shards:
+            sha256 = "f" * 64 if one.path in self.GRAFTED else one.sha256
+            Proofs(folder).add(Proof(artefact, one.path, held(one.size, sha256=sha256)))
+        return artefact
+
+    def test_it_takes_the_place_of_what_was_recorded(
+        self, provenance: Provenance, folder: Path
+    ) -> None:
+        provenance.record(artefact(1, 2))
+        self.note(folder, *SHARDS)
+        assert set(take_over(folder, provenance, self.order())) == {"checkpoint"}
+        (found,) = provenance.load().values()
+        assert found.origin is Origin.GRAFTED and found.folder.startswith(str(WORK))
+        assert set(found.files) == {one.path for one in SHARDS}
+        assert found.files[SHARDS[0].path].sha256 == "f" * 64
+        assert found.details == {
+            "overlay": OTHER, "grafted": list(self.GRAFTED), "former": "adopted",
+        }  # fmt: skip
+
+    def test_half_of_it_changes_nothing(self, provenance: Provenance, folder: Path) -> None:
+        before = artefact(1, 2)
+        provenance.record(before)
+        self.note(folder, *SHARDS[:2])
+        taken = take_over_all(folder, provenance, self.order())
+        assert (taken.files, taken.incomplete, taken.skipped) == ({}, 2, 0)
+        assert provenance.load() == {"checkpoint": before}
+
+    def test_a_shard_that_is_not_grafted_must_be_the_hub_s(
+        self, provenance: Provenance, folder: Path
+    ) -> None:
+        artefact = self.note(folder, *SHARDS[:2])
+        wrong = held(SHARDS[2].size, sha256="e" * 64)
+        Proofs(folder).add(Proof(artefact, SHARDS[2].path, wrong))
+        taken = take_over_all(folder, provenance, self.order())
+        assert (taken.incomplete, taken.skipped) == (2, 1)
+
+
+class TestARankFile:
+    PATH = "rank1of2-" + "a" * 20 + ".bin"
+
+    def artefact(self, overlay: str | None = None, **changes: Any) -> Artefact:
+        usual = Artefact(
+            layout.rank_name(1, overlay),
+            "rank_file",
+            "own/name",
+            COMMIT,
+            Origin.CUT,
+            10.0,
+            str(layout.rank_files(WORK, COMMIT, overlay)),
+            {},
+            {"overlay": overlay, "index_sha256": "d" * 64},
+        )
+        return replace(usual, **changes)
+
+    def order(self, *wrong: str) -> dict[str, Any]:
+        one = self.artefact()
+        return {
+            **common("shard"),
+            "rank": 1,
+            "model": snapshot(),
+            "artefact": {
+                "name": one.name, "repo": one.repo, "commit": one.commit, "folder": one.folder,
+                "details": {"overlay": None},
+            },
+            "image": "engine:test",
+            "command": ["cut", "{model}", "{out}", "{rank}"],
+            "memory_bytes": 1,
+            "expected_bytes": 0,
+            "wrong": list(wrong),
+        }  # fmt: skip
+
+    def note(self, folder: Path) -> Held:
+        proven = held(5, how="read")
+        Proofs(folder).add(Proof(self.artefact(), self.PATH, proven))
+        return proven
+
+    def test_one_is_recorded_and_no_other_stays_beside_it(
+        self, provenance: Provenance, folder: Path
+    ) -> None:
+        other = self.PATH.replace("a" * 20, "b" * 20)
+        provenance.record(self.artefact(files={other: held(7)}))
+        proven = self.note(folder)
+        take_over(folder, provenance, self.order(other), clock=lambda: 99.0)
+        assert provenance.load() == {"rank1": self.artefact(at=99.0, files={self.PATH: proven})}
+
+    def test_one_from_other_weights_keeps_its_entry_under_a_name_of_its_own(
+        self, provenance: Provenance, folder: Path
+    ) -> None:
+        """As earlier releases recorded it: by its rank alone."""
+        grafted = self.artefact(OTHER, name="rank1", files={"old.bin": held(7)})
+        provenance.record(grafted)
+        proven = self.note(folder)
+        take_over(folder, provenance, self.order(), clock=lambda: 99.0)
+        name = f"rank1-ablit-{OTHER[:8]}"
+        assert provenance.load() == {
+            "rank1": self.artefact(at=99.0, files={self.PATH: proven}),
+            name: replace(grafted, name=name),
+        }
+
+    def drop(self) -> dict[str, Any]:
+        order = self.order()
+        return {
+            **common("drop"),
+            "artefact": order["artefact"],
+            "file": {"path": self.PATH, "size": 5, "sha256": "c" * 64},
+        }
+
+    def test_one_that_was_dropped_leaves_the_record(
+        self, provenance: Provenance, folder: Path
+    ) -> None:
+        beside = self.artefact(OTHER, files={self.PATH: held(5)})
+        provenance.record(self.artefact(files={self.PATH: held(5)}))
+        provenance.record(beside)
+        taken = take_over_all(folder, provenance, self.drop())
+        assert taken.gone == {"rank1": (self.PATH,)}
+        assert provenance.load() == {beside.name: beside}
+        assert take_over_all(folder, provenance, self.drop()).gone == {}
+
+    def test_one_that_is_still_there_stays(
+        self, provenance: Provenance, folder: Path, disk: dict[str, Stat]
+    ) -> None:
+        one = self.artefact(files={self.PATH: held(5)})
+        provenance.record(one)
+        disk[f"{one.folder}/{self.PATH}"] = held(5).stat
+        assert take_over_all(folder, provenance, self.drop()).gone == {}
+        assert provenance.load() == {"rank1": one}
+
+
+class TestPruning:
+    def order(self) -> dict[str, Any]:
+        return {
+            **common("prune"),
+            "manifest": Manifest("own/name", COMMIT, SHARDS).as_dict(),
+            "files": [one.path for one in SHARDS[:2]],
+            "artefact": "checkpoint",
+            "repo": "own/name",
+            "commit": COMMIT,
+            "folders": [snapshot()],
+            "work": str(WORK),
+            "overlay": None,
+        }
+
+    def test_only_what_is_really_gone_leaves_the_record(
+        self, provenance: Provenance, folder: Path, disk: dict[str, Stat]
+    ) -> None:
+        files = {one.path: held(one.size) for one in SHARDS}
+        provenance.record(artefact(files=files))
+        disk[f"{snapshot()}/{SHARDS[1].path}"] = held(2).stat
+        taken = take_over_all(folder, provenance, self.order())
+        assert taken.gone == {"checkpoint": (SHARDS[0].path,)} and not taken.files
+        # The third one is not there either, but nobody ordered that.
+        assert set(provenance.load()["checkpoint"].files) == {one.path for one in SHARDS[1:]}
+
+    def test_a_folder_that_is_not_there_says_nothing(
+        self, provenance: Provenance, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A disk that is not mounted must not cost the record of all that lies on it."""
+        provenance.record(artefact(1))
+        monkeypatch.setattr(record_module, "_is_mounted", lambda place: False)
+        assert take_over_all(folder, provenance, self.order()).gone == {}
+        assert provenance.load() == {"checkpoint": artefact(1)}
+
+    def test_another_job_lets_nothing_go(self, provenance: Provenance, folder: Path) -> None:
+        provenance.record(artefact(1))
+        for wanted in (None, order(), {**self.order(), "kind": "verify"}):
+            assert take_over_all(folder, provenance, wanted).gone == {}
+        assert provenance.load() == {"checkpoint": artefact(1)}
+
+
 class TestTheLastStep:
     """`spark-pair weights record JOB`, which systemd calls."""
 
@@ -383,6 +582,21 @@ class TestTheLastStep:
         assert skipped.startswith("spark-pair: 1 of the proofs")
         assert set(Provenance().load()["checkpoint"].files) == {"model-1", "model-2"}
         assert read_result(folder, "run-1") == result
+
+    def test_it_says_what_left_the_record_and_what_is_not_enough(
+        self, var: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Provenance().record(artefact(files={one.path: held(one.size) for one in SHARDS}))
+        jsonfile.write(kept_order(folder.parent, "download"), TestPruning().order())
+        assert cli.main(["weights", "record", "download"]) == 0
+        told = capsys.readouterr().out.splitlines()
+        assert told == ["out of the record: checkpoint, 2 files that were deleted"]
+        graft = TestAGraft()
+        graft.note(folder, SHARDS[0])
+        jsonfile.write(kept_order(folder.parent, "download"), graft.order())
+        assert cli.main(["weights", "record", "download"]) == 0
+        (told_,) = capsys.readouterr().out.splitlines()
+        assert "1 of the files that count together" in told_
 
     def test_a_job_whose_work_cannot_be_recorded_is_not_done(self, var: Path, folder: Path) -> None:
         note(folder, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fake_pair import FakePair
 
 from spark_pair.description import ROLES, Role
 from spark_pair.hostview import View
-from spark_pair.weights import serving, stage
+from spark_pair.weights import plan_table, serving, stage
 from spark_pair.weights.manifest import HostRole
 from spark_pair.weights.plan import Plan
 from spark_pair.weights.serving import Decision
@@ -31,6 +32,8 @@ ENGRAM = step("download", "engram")
 SEND = step("transfer", "engram", ENGRAM.id, host="worker")
 CUT = step("shard", "rank0", CHECKPOINT.id)
 PLAN = Plan("download_first", (IMAGE, CHECKPOINT, ENGRAM, SEND, CUT))
+WHY = "the image engine:test is not on spark-a: load it"
+BARRED = replace(PLAN, barred={CUT.id: WHY})
 
 
 def divided(tags: Collection[str], plan: Plan = PLAN) -> dict[str, list[str]]:
@@ -42,10 +45,16 @@ def divided(tags: Collection[str], plan: Plan = PLAN) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("tags", [["all"], ["weights"], ["tools", "weights"], ["weights", "shard"]])
-def test_a_whole_run_does_what_it_can_and_leaves_the_rest(tags: list[str]) -> None:
+def test_a_whole_run_does_everything_that_is_possible(tags: list[str]) -> None:
     assert divided(tags) == {
-        "do": [CHECKPOINT.id, ENGRAM.id],
-        "left": [SEND.id, CUT.id],
+        "do": [CHECKPOINT.id, ENGRAM.id, SEND.id, CUT.id],
+        "left": [],
+        "waiting": [],
+        "others": [],
+    }
+    assert divided(tags, BARRED) == {
+        "do": [CHECKPOINT.id, ENGRAM.id, SEND.id],
+        "left": [CUT.id],
         "waiting": [],
         "others": [],
     }
@@ -61,18 +70,28 @@ def test_a_run_of_downloads_leaves_everything_else_alone(tags: list[str]) -> Non
     }
 
 
-def test_a_run_of_a_kind_that_is_not_done_here_says_so() -> None:
+def test_a_run_of_one_kind_waits_for_the_others() -> None:
     assert divided(["transfer"])["do"] == []
-    assert divided(["transfer"])["left"] == [SEND.id]
+    assert divided(["transfer"])["waiting"] == [SEND.id]
+    assert divided(["transfer"], Plan("minimal", (SEND, CUT)))["do"] == [SEND.id]
+    assert divided(["graft", "shard"], BARRED)["left"] == [CUT.id]
+
+
+def test_what_follows_a_step_that_is_not_possible_waits() -> None:
+    prune = step("prune", "checkpoint", CUT.id)
+    late = step("download", "more", prune.id)
+    plan = replace(BARRED, steps=(*PLAN.steps, prune, late))
+    found = divided(["all"], plan)
+    assert (found["left"], found["waiting"]) == ([CUT.id], [prune.id, late.id])
 
 
 def test_nothing_is_done_before_what_it_needs() -> None:
     prune = step("prune", "checkpoint")
     late = step("download", "engram", prune.id)
     plan = Plan("minimal", (CHECKPOINT, prune, late))
-    for tags in (["all"], ["download"]):
-        assert divided(tags, plan)["do"] == [CHECKPOINT.id]
-        assert divided(tags, plan)["waiting"] == [late.id]
+    assert divided(["all"], plan)["do"] == [CHECKPOINT.id, prune.id, late.id]
+    assert divided(["download"], plan)["do"] == [CHECKPOINT.id]
+    assert divided(["download"], plan)["waiting"] == [late.id]
 
 
 def test_the_image_is_no_matter_of_this_stage_and_yet_what_needs_it_waits() -> None:
@@ -91,29 +110,37 @@ def test_a_download_does_not_wait_for_a_download_that_is_done_before_it() -> Non
 
 
 def test_what_is_left_is_told_with_the_way_on() -> None:
-    said = stage.refusal(Work(left=(SEND, CUT)), NAMES)
-    assert "transfer-engram-worker (transfer engram, on spark-b)" in said
-    assert "shard-rank0-head" in said and "prepare.sh" in said and "--tags adopt" in said
+    second = step("shard", "rank1")
+    work = Work(left=(second, CUT), why={second.id: WHY, CUT.id: WHY})
+    said = stage.refusal(work, NAMES)
+    assert said == (
+        "The weights are not complete yet: shard-rank1-head (shard rank1, on spark-a), "
+        f"shard-rank0-head (shard rank0, on spark-a): {WHY}"
+    )
     assert stage.refusal(Work(do=(ENGRAM,)), NAMES) == ""
     assert "not asked for in this run: shard-rank0-head" in stage.note((CUT,), NAMES)
     assert stage.note((), NAMES) == ""
 
 
-def test_a_download_that_waits_is_not_told_as_work_for_the_recipe() -> None:
+def test_what_waits_is_told_with_what_it_waits_for() -> None:
     late = step("download", "more", CHECKPOINT.id, "prune-checkpoint-head")
     said = stage.refusal(Work(do=(CHECKPOINT,), waiting=(late,)), NAMES)
     assert "download-more-head waits for prune-checkpoint-head: run again" in said
-    assert "prepare.sh" not in said
-    both = stage.refusal(Work(left=(CUT,), waiting=(late,)), NAMES)
-    assert both.index("prepare.sh") < both.index("waits for")
+    both = stage.refusal(Work(left=(CUT,), waiting=(late,), why={CUT.id: WHY}), NAMES)
+    assert both.index("load it") < both.index("waits for")
 
 
 def test_a_check_goes_on_where_a_run_ends() -> None:
-    left = Work(left=(CUT,))
+    left = Work(left=(CUT,), why={CUT.id: WHY})
     assert stage.end(left, NAMES, check=False) == stage.End(refusal=stage.refusal(left, NAMES))
     checked = stage.end(left, NAMES, check=True)
     assert checked.refusal == "" and stage.refusal(left, NAMES) in checked.words
     assert stage.end(Work(do=(ENGRAM,)), NAMES, check=True) == stage.End()
+
+
+def test_what_is_not_possible_is_shown_with_the_plan() -> None:
+    said = plan_table.table(replace(BARRED, barred={SEND.id: WHY, CUT.id: WHY}), NAMES)
+    assert f"Not possible yet:\n  - {SEND.id}, {CUT.id}: {WHY}." in said
 
 
 def test_after_the_work_only_its_own_steps_are_judged_by_the_record() -> None:

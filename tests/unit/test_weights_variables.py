@@ -80,6 +80,31 @@ def test_the_engine_must_not_run_other_weights_than_are_made(wanted: bool, engin
     assert read(ablit_graft_enabled=wanted, tensorfold_service_ablit=int(wanted))
 
 
+def test_how_the_machines_reach_each_other() -> None:
+    found = read().machines
+    assert found["head"].user == "ann" and found["worker"].port == 22
+    assert found["head"].addresses == ("192.0.2.11", "198.51.100.11", "198.51.100.139")
+    assert found["worker"].rails == ("198.51.100.12", "198.51.100.140")
+    assert read(ansible_port="2222").machines["head"].port == 2222
+
+
+def test_how_weights_are_sent_grafted_and_cut() -> None:
+    found = read()
+    assert (found.transfer.transport, found.transfer.ports) == ("daemon", (8730, 8739))
+    assert found.transfer.streams == 4 and found.transfer.limits.bytes_per_second
+    assert (found.options.graft, found.graft.tensors, found.graft.recipe) == ("in_place", 104, "")
+    assert found.graft.memory_bytes == found.cut.memory_bytes == 16 * GIB
+    assert found.cut.command == ("tf-dsv41-rank-cache", "{model}", "{out}", "{rank}", "2")
+    assert read(ablit_graft_dtypes_command="").graft.dtypes_command == ()
+    assert read(hf_transfer_ports=["9000", "9001"]).transfer.ports == (9000, 9001)
+
+
+def test_a_machine_is_asked_about_every_image_that_may_be_needed() -> None:
+    assert read().asked("head")["images"] == ["engine:test"]
+    other = read(rank_files_image="cutter:test", tensorfold_service_image="")
+    assert other.asked("head")["images"] == ["cutter:test"]
+
+
 def test_values_from_the_command_line_are_text() -> None:
     found = read(
         weights_disk_floor_gib="0.5",
@@ -119,6 +144,22 @@ def test_limits_beside_a_server_may_be_left_out_one_by_one() -> None:
         ({"weights_adopt_overlay": "stock"}, "or none"),
         ({"ablit_graft_enabled": 1}, "ablit_graft_enabled is 1"),
         ({"ablit_graft_method": "copy"}, "one of in_place, recipe"),
+        ({"ablit_graft_tensors": -1}, "from 0 to"),
+        ({"ablit_graft_command": "python3 graft.py"}, "a list of words"),
+        ({"ablit_graft_command": ["graft", "{src}"]}, "lacks {dst}"),
+        ({"ablit_graft_dtypes_command": ["fix", "{model}"]}, "has {model}, but only {src}, "),
+        ({"ablit_graft_recipe": "dsv41"}, "an absolute path on the head"),
+        ({"ablit_graft_image": ["a"]}, "one line of text"),
+        ({"ablit_graft_memory_gib": 0}, "from 1 up"),
+        ({"rank_files_command": ["cut", "{model}", "{out}"]}, "lacks {rank}"),
+        ({"rank_files_command": []}, "lacks {model}, {out}, {rank}"),
+        ({"rank_files_image": "a\nb"}, "one line of text"),
+        ({"hf_transfer_transport": "scp"}, "one of daemon, ssh"),
+        ({"hf_transfer_streams": 0}, "from 1 to 16"),
+        ({"hf_transfer_ports": 8730}, "the first and the last of some ports"),
+        ({"hf_transfer_ports": [8739, 8730]}, "the first and the last of some ports"),
+        ({"hf_transfer_ports": [22, 30]}, "from 1024 to 65535"),
+        ({"hf_transfer_while_serving": {"memory_gib": 4}}, "a mapping with megabytes_per_second"),
         ({"hf_download_workers": 0}, "from 1 to 64"),
         ({"hf_download_workers": 2.5}, "a whole number"),
         ({"hf_download_workers": True}, "a whole number"),
