@@ -164,6 +164,7 @@ def _add_node_verbs(verbs: Any) -> None:
         ("load", _node_load),
         ("probe", _node_probe),
         ("images", _node_images),
+        ("weights", _node_weights),
         ("context", _node_context),
     ):
         one = verbs.add_parser(name)
@@ -524,6 +525,11 @@ def _node_probe(options: argparse.Namespace, _: list[str]) -> int:
 def _node_images(options: argparse.Namespace, _: list[str]) -> int:
     node = _node(options)
     return _print({"missing": node.missing_images(node.description.server(options.name))})
+
+
+def _node_weights(options: argparse.Namespace, _: list[str]) -> int:
+    node = _node(options)
+    return _print({"problems": node.weight_problems(node.description.server(options.name))})
 
 
 def _node_context(options: argparse.Namespace, _: list[str]) -> int:

@@ -31,6 +31,7 @@ _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_.-]*\$?")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
 _HASH = re.compile(r"[0-9a-f]{12}")
+_REVISION = re.compile(r"[0-9a-f]{7,40}")
 
 
 def other(role: Role) -> Role:
@@ -166,6 +167,17 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What a server's weights must be made from: commits, or their beginnings."""
+
+    checkpoint: str
+    overlay: str | None = None
+    """None for stock weights."""
+    engram: str | None = None
+    """Of the Engram tables; None when they are not asked about."""
+
+
+@dataclass(frozen=True)
 class Server:
     """A model server of the pair."""
 
@@ -184,6 +196,8 @@ class Server:
     ready_timeout: float = 1800
     unit_stop_timeout: float = 120
     generation: Generation | None = None
+    weights: Weights | None = None
+    """None where it is not asked what the machines hold."""
 
     def units_on(self, role: Role) -> list[str]:
         """Names of this server's units on one host."""
@@ -347,6 +361,7 @@ def _server(name: str, table: _Table) -> Server:
         ready_timeout=table.number("ready_timeout", above=0, default=1800),
         unit_stop_timeout=table.number("unit_stop_timeout", above=0, default=120),
         generation=_generation(table.table("generation")) if table.given("generation") else None,
+        weights=_weights(table.table("weights")) if table.given("weights") else None,
     )
 
 
@@ -419,6 +434,17 @@ def _context(table: _Table) -> Context:
 def _generation(table: _Table) -> Generation:
     table.only("hash", "path", "current")
     return Generation(table.text("hash", _HASH), table.absolute("path"), table.absolute("current"))
+
+
+def _weights(table: _Table) -> Weights:
+    table.only("checkpoint", "overlay", "engram")
+    return Weights(
+        table.text("checkpoint", _REVISION),
+        *(
+            table.text(key, _REVISION) if table.given(key) else None
+            for key in ("overlay", "engram")
+        ),
+    )
 
 
 class _Table:

@@ -155,8 +155,9 @@ class _Value:
 def _prepare(value: _Value) -> str:
     if str(value.raw) != "0":
         raise value.refuse(
-            "0: a start that downloads or builds would do so while no server answers. "
-            "Prepare weights and image beforehand"
+            "0: a start that downloads or builds would do so while no server answers, and where "
+            "the source shards are pruned it would fetch all of them again. Prepare weights and "
+            "image beforehand"
         )
     return "0"
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import hostview
-from .description import Host, PairDescription, Role, Server, other
-from .errors import NodeError, UnreachableError
+from .description import ROLES, Host, PairDescription, Role, Server, other
+from .errors import NodeError, SparkPairError, UnreachableError
 from .metrics import Load, load_from_dict
 from .paths import RUN, TOOL
 from .probe import ProbeResult, fetch_load, probe, result_from_dict
@@ -57,6 +57,9 @@ class Node(Protocol):
 
     def missing_images(self, server: Server) -> list[str]:
         """Images of the server that this host's Docker lacks."""
+
+    def weight_problems(self, server: Server) -> list[str]:
+        """Why this host's weights are not what the server is to be started with."""
 
     def context(self, server: Server) -> int | None:
         """Context that the server's rank on this host reported in its ready line."""
@@ -113,6 +116,20 @@ class LocalNode:
             if not run(["docker", "image", "inspect", image], timeout=30).ok:
                 missing.append(image)
         return missing
+
+    def weight_problems(self, server: Server) -> list[str]:
+        if server.weights is None or not server.ranks_on(self.role):
+            return []
+        # The tool is called again and again during a switch, and only this asks about weights.
+        from .weights import served  # noqa: PLC0415
+        from .weights.provenance import Provenance  # noqa: PLC0415
+
+        try:
+            record = Provenance().load()
+        except (SparkPairError, OSError) as error:
+            return [f"the record of its weights cannot be read: {error}"]
+        # The recipe starts rank 0 on the head and rank 1 on the worker.
+        return served.problems(server.weights, ROLES.index(self.role), record)
 
     def context(self, server: Server) -> int | None:
         names = server.ranks_on(self.role)
@@ -174,6 +191,11 @@ class PeerNode:
 
     def missing_images(self, server: Server) -> list[str]:
         return [str(item) for item in self._ask(["images", server.name], 45)["missing"]]
+
+    def weight_problems(self, server: Server) -> list[str]:
+        if server.weights is None:
+            return []  # and the tool over there may be one that knows no such question
+        return [str(item) for item in self._ask(["weights", server.name], 90)["problems"]]
 
     def context(self, server: Server) -> int | None:
         value = self._ask(["context", server.name], 90)["context"]

@@ -16,6 +16,7 @@ from typing import Any
 from . import description, engine_settings, paths
 from .description import NONE, Role
 from .errors import DescriptionError
+from .weights.manifest import ManifestError, Source
 
 _SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings", "hf_download_environment")
 """Variables whose value no message shows."""
@@ -91,7 +92,14 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
                 f"(there: {', '.join(catalog)})"
             )
     servers = {
-        name: _server(name, entry, made.get(name), name in keys) for name, entry in catalog.items()
+        name: _server(
+            name,
+            entry,
+            made.get(name),
+            name in keys,
+            _weights(head, variables, made[name]) if name in made else {},
+        )
+        for name, entry in catalog.items()
     }
     wanted, fallback = (_choice(head, variables, key, servers) for key in ("wanted", "fallback"))
     result = {
@@ -189,7 +197,11 @@ def addresses(host: str, variables: HostVariables) -> list[str]:
 
 
 def _server(
-    name: str, entry: Mapping[str, Any], engine: engine_settings.Engine | None, has_key: bool
+    name: str,
+    entry: Mapping[str, Any],
+    engine: engine_settings.Engine | None,
+    has_key: bool,
+    weights: Mapping[str, Any],
 ) -> dict[str, Any]:
     """One server of the catalogue, completed by its engine where it has one."""
     server = dict(entry)
@@ -224,7 +236,47 @@ def _server(
         },
     )
     server["generation"] = {"hash": engine.hash, "path": engine.path, "current": engine.current}
+    if server.get("ranks") and weights:
+        server.setdefault("weights", weights)
     return server
+
+
+def _weights(head: str, variables: HostVariables, engine: engine_settings.Engine) -> dict[str, Any]:
+    """What an engine's rank files are to be cut from; {} where no checkpoint is among the sources.
+
+    ABLIT decides which ones the recipe starts with, and it follows from ablit_graft_enabled.
+    """
+    checkpoint = _source(head, variables, "checkpoint")
+    overlay = _source(head, variables, "overlay") if engine.settings["ABLIT"] == "1" else None
+    if checkpoint is None or (overlay is None and engine.settings["ABLIT"] == "1"):
+        return {}
+    engram = _source(head, variables, "engram")
+    everywhere = engram is not None and set(engram.hosts) == set(description.ROLES)
+    return {
+        "checkpoint": checkpoint.revision,
+        "overlay": overlay.revision if overlay else None,
+        "engram": engram.revision if engram and everywhere else None,
+    }
+
+
+def _source(head: str, variables: HostVariables, name: str) -> Source | None:
+    """A source of the weights; None when there is none of that name, or it is left out."""
+    merged = merge(
+        mapping_of(head, variables, "weights_sources"),
+        mapping_of(head, variables, "weights_sources_extra"),
+    )
+    entry = plain(merged.get(name))
+    if entry is None:
+        return None
+    if not isinstance(entry, Mapping):
+        raise DescriptionError(f"weights_sources.{name} must be a mapping (host {head})")
+    try:
+        source = Source.from_dict({**entry, "name": name})
+    except ManifestError as error:
+        raise DescriptionError(
+            f"weights_sources.{name}: {str(error).rstrip('.')} (host {head})"
+        ) from error
+    return source if source.enabled else None
 
 
 def _host(host: str, variables: HostVariables) -> dict[str, Any]:
@@ -363,6 +415,18 @@ def value_of(host: str, variables: HostVariables, name: str) -> Any:
         return mine[name]
     except Exception as error:  # a template that cannot be resolved; the cause differs by caller
         raise DescriptionError(f"{name} of {host} cannot be worked out: {error}") from error
+
+
+def plain(value: Any) -> Any:
+    """Python's own types in place of the template engine's, which are subclasses of them."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def _in_variables(message: str) -> str:

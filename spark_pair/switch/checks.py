@@ -68,6 +68,9 @@ class Checks:
                     f"image {missing[0]} is missing on {self.bench.name(role)}: build or ship it "
                     "first (the recipe's scripts/prepare.sh), since a start must not do it"
                 )
+            if not self._brings_back(target):
+                for words in self.bench.world.nodes[role].weight_problems(target):
+                    yield f"{self.bench.name(role)}: {words}"
             seen = (views.get(role) or {}).get("memory") or {}
             gate = target.memory_gate_gib
             if gate is not None and float(seen.get("total_gib", gate)) < gate:
@@ -81,6 +84,12 @@ class Checks:
             yield wrong
         elif target.commands.dry_run:
             yield from self._dry_run_problems(target, target.commands.dry_run)
+
+    def _brings_back(self, target: Server) -> bool:
+        """Whether what ran before is to run again; doubts about its weights do not hinder that."""
+        made = target.generation
+        same = made is None or self.bench.world.current(target) == made.hash
+        return self.bench.job.hold or (self.bench.job.restart and same)
 
     def _dry_run_problems(self, target: Server, command: Command) -> Iterable[str]:
         done = self.bench.world.run_command(command, target.generation)

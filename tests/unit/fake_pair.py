@@ -105,6 +105,7 @@ def description_data() -> dict[str, Any]:
                     "path": f"{generations}/{NEW}",
                     "current": "/var/lib/spark-pair/current/deepseek",
                 },
+                "weights": {"checkpoint": "45ee5d0f", "overlay": None, "engram": "1bae0e10"},
             },
         },
     }
@@ -156,6 +157,8 @@ class FakePair:
         self.total_gib = 121.0
         self.held_gib = 0.0
         self.missing: dict[Role, list[str]] = {"head": [], "worker": []}
+        self.doubts: dict[Role, list[str]] = {"head": [], "worker": []}
+        """What is wrong with the weights of each host."""
         self.unit_load: dict[str, str] = {}
         self.squatted: set[int] = set()
         self.abort_at: float | None = None
@@ -432,6 +435,10 @@ class FakeNode:
     def missing_images(self, server: Server) -> list[str]:
         self._here()
         return self.pair.missing[self.role]
+
+    def weight_problems(self, server: Server) -> list[str]:
+        self._here()
+        return self.pair.doubts[self.role] if server.ranks_on(self.role) else []
 
     def context(self, server: Server) -> int | None:
         self._here()

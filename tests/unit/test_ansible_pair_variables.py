@@ -54,6 +54,47 @@ def test_the_description_is_what_the_switch_reads() -> None:
     assert [keeper.restore for keeper in hikari.keepers] == ["as_found", "as_found", "never"]
 
 
+def weights_of(**changes: Any) -> Any:
+    servers = pair_variables.description_of("spark-a", hostvars(**changes))["servers"]
+    assert "weights" not in servers["hikari"]
+    return servers["deepseek"].get("weights")
+
+
+def test_an_engine_is_described_with_the_weights_that_its_ranks_are_cut_from() -> None:
+    stock = weights_of()
+    assert stock == {
+        "checkpoint": "45ee5d0f",
+        "overlay": None,
+        "engram": "1bae0e1088993b9b82de08f59de5be5a34e42170",
+    }
+    overlay = "0bdc2036113c4fdda38ef6005b3cbc0bc0dfa0f0"
+    assert weights_of(ablit_graft_enabled=True) == {**stock, "overlay": overlay}
+    whole = "45ee5d0f" + "0" * 32
+    extra = {"checkpoint": {"revision": whole}, "engram": {"hosts": ["head"]}}
+    assert weights_of(weights_sources_extra=extra) == {**stock, "checkpoint": whole, "engram": None}
+
+
+def test_values_of_the_template_engine_are_taken_as_what_they_are() -> None:
+    class Tagged(int):
+        pass
+
+    files = [{"pattern": "*.safetensors", "count": Tagged(39)}]
+    assert weights_of(weights_sources_extra={"checkpoint": {"files": files}}) is not None
+
+
+def test_without_a_checkpoint_among_the_sources_nothing_is_asked_about_weights() -> None:
+    assert weights_of(weights_sources_extra={"checkpoint": {"enabled": False}}) is None
+    assert weights_of(weights_sources={}) is None
+    extra = {"engram": {"enabled": False}}
+    assert weights_of(weights_sources_extra=extra)["engram"] is None
+
+
+@pytest.mark.parametrize("entry", ["main", {"revision": "main"}])
+def test_a_source_that_makes_no_sense_is_named(entry: Any) -> None:
+    with pytest.raises(DescriptionError, match=r"weights_sources\.checkpoint.*\(host spark-a\)"):
+        weights_of(weights_sources_extra={"checkpoint": entry})
+
+
 def test_every_policy_has_a_default_variable() -> None:
     made = pair_variables.description_of("spark-a", hostvars())
     assert made["policy"] == {name: getattr(description.Policy, name) for name in made["policy"]}

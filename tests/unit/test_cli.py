@@ -549,6 +549,9 @@ class Local:
     def remove_rank(self, container: str) -> None:
         self.acts.append(f"remove {container}")
 
+    def weight_problems(self, server: Any) -> list[str]:
+        return [f"{server.name} has none"]
+
 
 @pytest.fixture
 def local(host: Host) -> type[Local]:
@@ -561,6 +564,10 @@ class TestNode:
     def test_hello(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "hello"]) == 0
         assert json.loads(capsys.readouterr().out) == {"release": "r1"}
+
+    def test_weights(self, local: type[Local], capsys: Capture) -> None:
+        assert cli.main(["node", "weights", "deepseek"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"problems": ["deepseek has none"]}
 
     def test_units_of_the_pair(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "unit", "stop", "watchdog.timer", "--timeout", "7"]) == 0
@@ -590,7 +597,7 @@ class TestNode:
         assert "database is no rank" in capsys.readouterr().err
         assert local.acts == []
 
-    @pytest.mark.parametrize("verb", ["load", "probe", "images", "context"])
+    @pytest.mark.parametrize("verb", ["load", "probe", "images", "weights", "context"])
     def test_unknown_servers_are_refused(self, host: Host, capsys: Capture, verb: str) -> None:
         assert cli.main(["node", verb, "hikary"]) == 2
         assert "no model server named 'hikary'" in capsys.readouterr().err

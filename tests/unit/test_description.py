@@ -22,6 +22,7 @@ from spark_pair.description import (
     PairDescription,
     Policy,
     Unit,
+    Weights,
     load,
     other,
     parse,
@@ -58,6 +59,8 @@ class TestValid:
         assert deepseek.generation == Generation(
             NEW, f"/var/lib/spark-pair/generations/{NEW}", "/var/lib/spark-pair/current/deepseek"
         )
+        assert deepseek.weights == Weights("45ee5d0f", None, "1bae0e10")
+        assert hikari.weights is None
 
     def test_everything_but_api_probe_and_units_is_optional(self) -> None:
         def bare(data: dict[str, Any]) -> None:
@@ -81,12 +84,14 @@ class TestValid:
                 "generation": None,
                 "commands": {"dry_run": None, "stop": None},
                 "metrics": None,
+                "weights": None,
             }
             data["servers"]["deepseek"]["api"]["key_file"] = None
 
         server = describe(nulls).server("deepseek")
         assert server.context is None
         assert server.generation is None
+        assert server.weights is None
         assert server.api.key_file is None
 
     def test_round_trip(self) -> None:
@@ -176,6 +181,9 @@ DEEPSEEK = ("servers", "deepseek")
         (put(*DEEPSEEK, "probe", "timeout", value=-1), "probe.timeout is -1"),
         (put(*DEEPSEEK, "context", "source", value="guess"), "context.source is 'guess'"),
         (put(*DEEPSEEK, "generation", "hash", value="abc"), "generation.hash cannot be 'abc'"),
+        (put(*DEEPSEEK, "weights", "overlay", value="main"), "weights.overlay cannot be 'main'"),
+        (put(*DEEPSEEK, "weights", value={}), "deepseek.weights lacks 'checkpoint'"),
+        (put(*DEEPSEEK, "weights", "rank", value=1), "weights has an unknown key 'rank'"),
         (
             put(*DEEPSEEK, "commands", "stop", "host", value="worker"),
             "commands.stop.host must be head",

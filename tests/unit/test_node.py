@@ -9,6 +9,7 @@ import pwd
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_pair import node as nodes
-from spark_pair.description import Host, PairDescription, Server
+from spark_pair import paths
+from spark_pair.description import Host, PairDescription, Server, Weights
 from spark_pair.errors import Exit, NodeError, UnreachableError
 from spark_pair.metrics import Load
 from spark_pair.node import LocalNode, PeerNode, release, run_as_user
@@ -242,6 +244,15 @@ class TestOrder:
         assert ask(peer, peer.description.server("hikari")) == result
         assert ssh.order[4:] == words
 
+    def test_weights_are_asked_about_only_where_some_are_described(self, ssh: Ssh) -> None:
+        peer = PeerNode(pair_with_rails())
+        ssh.answer = lambda _: Result(0, json.dumps({"problems": ["rank 1 is another"]}), "")
+        hikari = peer.description.server("hikari")
+        assert peer.weight_problems(hikari) == []
+        described = replace(hikari, weights=Weights("45ee5d0f", None, None))
+        assert peer.weight_problems(described) == ["rank 1 is another"]
+        assert ssh.order[4:] == ["weights", "hikari"]
+
     def test_a_stop_there_gets_its_whole_time(self, ssh: Ssh, peer: PeerNode) -> None:
         ssh.answer = lambda _: Result(0, "{}", "")
         peer.stop_unit("x.service", 120)
@@ -390,6 +401,20 @@ class TestLocalNode:
         programs.answers["docker_image"] = Result(1, "", "No such image")
         assert here.missing_images(deepseek) == ["image:1"]
         assert here.missing_images(here.description.server("hikari")) == []
+
+    def test_weights_are_asked_of_the_record(
+        self, here: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(paths, "VAR", tmp_path)
+        deepseek = here.description.server("deepseek")
+        first, second = here.weight_problems(deepseek)
+        assert "no file of rank 0 is on record" in first and "Engram" in second
+        here.role = "worker"
+        assert "no file of rank 1 is on record" in here.weight_problems(deepseek)[0]
+        assert here.weight_problems(here.description.server("hikari")) == []
+        (tmp_path / "provenance.json").write_text("{")
+        (words,) = here.weight_problems(deepseek)
+        assert words.startswith("the record of its weights cannot be read: ")
 
     def test_no_rank_no_context(self, here: LocalNode) -> None:
         assert here.context(here.description.server("hikari")) is None

@@ -131,6 +131,47 @@ class TestRefuse:
         assert code is Exit.REFUSED
         assert "image:1 is missing on b" in job.message
 
+    def test_other_weights_than_it_is_described_with(self, pair: FakePair) -> None:
+        pair.doubts = {"head": ["rank 0 is another"], "worker": ["rank 1 is another"]}
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "a: rank 0 is another; b: rank 1 is another" in job.message
+        assert pair.generates() == ["hikari"]
+        assert pair.actions == ["run {generation}/launch start.sh"]
+
+    def test_doubts_about_weights_hinder_no_way_back(self, pair: FakePair) -> None:
+        switch(pair)
+        switch(pair, "hikari")
+        pair.doubts["worker"] = ["rank 1 is another"]
+        code, _ = switch(pair, "deepseek", hold=True)
+        assert code is Exit.DONE
+        code, _ = switch(pair, "hikari")
+        assert code is Exit.DONE, "it has no weights that are asked about"
+
+    def test_nor_that_a_dead_server_is_restarted_as_it_was(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.doubts["worker"] = ["rank 1 is another"]
+        pair.containers["worker"].discard("ds")
+        code, _ = switch(pair)
+        assert code is Exit.DONE
+
+    def test_but_that_it_is_restarted_otherwise(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.doubts["worker"] = ["rank 1 is another"]
+        pair.containers["worker"].discard("ds")
+        pair.links["deepseek"] = OLD
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "rank 1 is another" in job.message
+
+    def test_a_recovery_asks_nothing_about_weights(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.doubts["worker"] = ["rank 1 is another"]
+        pair.servers["hikari"].starts = False
+        code, _ = switch(pair, "hikari")
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["deepseek"]
+
     def test_a_masked_unit_of_the_way_back(self, pair: FakePair) -> None:
         pair.unit_load["hikari-head.service"] = "masked"
         code, job = switch(pair)
