@@ -47,31 +47,24 @@ class ActionModule(ActionBase):
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False
-        facts = task_vars or {}
-        host = str(facts["inventory_hostname"])
-        gate = facts[self._task.args["gate"]]
-        pair: dict[Any, str] = dict(gate["pair"])
-        if host != ansible_pair.speaker(pair, facts["ansible_play_hosts"]):
+        args = self._task.args
+        pair = ansible_pair.spoken_for(task_vars or {}, args["gate"], args["looked"])
+        if pair is None:
             return result
-        seens, missing = ansible_pair.seen(
-            pair, facts["hostvars"], str(self._task.args["looked"]), gate["absences"]
-        )
-        if missing:
-            result.update(failed=True, msg="; ".join(missing))
+        if said := [*pair.problems, *pair.missing]:
+            result.update(failed=True, msg="; ".join(said))
             return result
         try:
-            result.update(self._adoption(host, facts["hostvars"], seens))
+            result.update(self._adoption(pair))
         except SparkPairError as error:
             result.update(failed=True, msg=str(error))
         return result
 
-    def _adoption(
-        self, host: str, hostvars: Mapping[str, Any], seens: Mapping[Any, Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        settings = variables.settings_of(host, hostvars)
+    def _adoption(self, pair: ansible_pair.Pair) -> dict[str, Any]:
+        settings, seens = variables.settings_of(pair.host, pair.hostvars), pair.seens
         hub = questions.HubQuestions(
             settings.endpoint,
-            variables.token_of(host, hostvars),
+            variables.token_of(pair.host, pair.hostvars),
             say=lambda words: display.display(f"  {words}"),
         )
         stated = adopt_plan.Stated(settings.adopt_checkpoint, settings.adopt_overlay)

@@ -49,46 +49,42 @@ class ActionModule(ActionBase):
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False
-        facts = task_vars or {}
-        host = str(facts["inventory_hostname"])
-        gate = facts[self._task.args["gate"]]
-        pair: dict[Any, str] = dict(gate["pair"])
-        if host != ansible_pair.speaker(pair, facts["ansible_play_hosts"]) and pair:
+        facts, args = task_vars or {}, self._task.args
+        pair = ansible_pair.spoken_for(facts, args["gate"], args["looked"])
+        if pair is None:
             return result
-        if problems := [*gate["input_problems"], *(gate["absences"].values() if not pair else ())]:
-            result.update(failed=True, msg=" ".join(map(str, problems)))
+        if pair.problems:
+            result.update(failed=True, msg=" ".join(pair.problems))
             return result
-        seens, missing = ansible_pair.seen(
-            pair, facts["hostvars"], str(self._task.args["looked"]), gate["absences"]
-        )
-        if missing:
+        if pair.missing:
             self._show(
-                [line for role in seens for line in found_text.lines(pair[role], seens[role])]
+                [
+                    line
+                    for role, seen in pair.seens.items()
+                    for line in found_text.lines(pair.names[role], seen)
+                ]
             )
-            words = "; ".join(missing)
+            words = "; ".join(pair.missing)
             result.update(failed=True, msg=f"No plan can be made without both machines: {words}")
             return result
         try:
-            result.update(self._planned(host, facts, seens))
+            result.update(self._planned(pair, list(facts["ansible_run_tags"])))
         except SparkPairError as error:
             result.update(failed=True, msg=str(error))
         return result
 
-    def _planned(
-        self, host: str, facts: Mapping[str, Any], seens: Mapping[Any, Mapping[str, Any]]
-    ) -> dict[str, Any]:
-        hostvars = facts["hostvars"]
-        settings = variables.settings_of(host, hostvars)
+    def _planned(self, pair: ansible_pair.Pair, tags: Sequence[str]) -> dict[str, Any]:
+        settings, seens = variables.settings_of(pair.host, pair.hostvars), pair.seens
         hub = questions.HubQuestions(
             settings.endpoint,
-            variables.token_of(host, hostvars),
+            variables.token_of(pair.host, pair.hostvars),
             say=lambda words: display.display(f"  {words}"),
         )
         made = planning.make(settings, seens, hub)
         done = self._task.args.get("done")
         if done is not None:
             return _unrecorded(made.plan.steps, list(done), made.plan.problems)
-        work = stage.work(made.plan, list(facts["ansible_run_tags"]))
+        work = stage.work(made.plan, tags)
         end = stage.end(work, settings.names, check=self._task.check_mode)
         table = plan_table.table(made.plan, settings.names)
         self._show(
@@ -104,12 +100,8 @@ class ActionModule(ActionBase):
         return {
             "table": table,
             "plan": made.plan.as_dict(),
-            "do": [{**step.as_dict(), "source": step.source} for step in work.do],
-            "orders": {
-                step.id: planning.download_order(step, settings, made.manifests)
-                for step in work.do
-                if step.kind == "download"
-            },
+            "do": [step.as_dict() for step in work.do],
+            "manifests": {name: one.as_dict() for name, one in made.manifests.items()},
             "left": end.refusal,
             "left_in_check_mode": end.words,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,72 +27,85 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset({"gate", "seen", "switching", "jobs"})
+    _VALID_ARGS = frozenset({"gate", "looked", "switching", "step"})
 
     def run(
         self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The arguments name the registered results of the gate and of the looks at the machines:
-        who serves (`seen`), whether a switch is at work, and the jobs that are wanted.
+        """`gate` names the registered result of the gate.
 
-        Returns `limit_bytes_per_second` and `caps` for what is started now, and in `refused` why
-        nothing may be; that ends the run unless one of the jobs runs, which can be attached to.
-        Without `seen` it is about reading what is there, which only a switch forbids.
+        About a `step` of the plan, `looked` names the result of the look at what goes on beside it.
+        Returned are `limit_bytes_per_second` and `caps` for what is started now, and in `refused`
+        why nothing may be; that ends the run unless the step's job runs, which can be attached to.
+
+        Otherwise it is about reading what is there, which only a switch forbids, and `switching`
+        names the result of the look for one.
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False
-        facts = task_vars or {}
-        host, hostvars, args = str(facts["inventory_hostname"]), facts["hostvars"], self._task.args
-        gate = facts[args["gate"]]
+        facts, args = task_vars or {}, self._task.args
+        host, hostvars, gate = (
+            str(facts["inventory_hostname"]),
+            facts["hostvars"],
+            facts[args["gate"]],
+        )
         pair: dict[Any, str] = dict(gate["pair"])
-        switching = [
-            str(words)
-            for name in pair.values()
-            if name not in gate["absences"]
-            for words in ansible_pair.registered(hostvars, name, str(args["switching"])).get(
-                "switching", [f"whether a switch is at work on {name} is not known"]
+        if "step" not in args:
+            said = _switching(
+                {
+                    name: ansible_pair.registered(hostvars, name, str(args["switching"]))
+                    for name in pair.values()
+                    if name not in gate["absences"]
+                }
             )
-        ]
-        if "seen" not in args:
-            result.update(
-                refused=serving.beside_a_switch(switching), caps=serving.READING.as_dict()
-            )
+            result.update(refused=serving.beside_a_switch(said), caps=serving.READING.as_dict())
             return result
-        seen = {
-            role: ansible_pair.registered(hostvars, name, str(args["seen"]))
+        step = args["step"]
+        beside = {
+            role: ansible_pair.registered(hostvars, name, str(args["looked"])).get("beside", {})
             for role, name in pair.items()
         }
-        running = [
-            look
-            for name in pair.values()
-            for look in ansible_pair.registered(hostvars, name, str(args["jobs"])).get(
-                "results", ()
-            )
-            if look.get("view", {}).get("state") == "running"
-        ]
         try:
             settings = variables.settings_of(host, hostvars)
-            data = next(
-                (one["description"] for one in seen.values() if one.get("description")), None
-            )
-            decision = serving.decide(
-                descriptions.parse(data) if data else None,
-                {role: one.get("view") for role, one in seen.items()},
-                switching,
-                allowed=settings.allow_while_serving,
-            )
+            decision = _decision(step, settings, pair, beside)
         except SparkPairError as error:
             result.update(failed=True, msg=str(error))
             return result
-        if decision.refused and not running:
+        job = beside[step["host"]].get("job", {})
+        if decision.refused and job.get("state") != "running":
             result.update(failed=True, msg=decision.refused)
             return result
+        variable, limits = serving.limits(str(step["kind"]), settings)
         if decision.words and host == ansible_pair.speaker(pair, facts["ansible_play_hosts"]):
-            display.display(f"  {decision.words}: downloads keep within hf_download_while_serving")
-        limits = settings.limits
+            display.display(f"  {decision.words}: {step['id']} keeps within {variable}")
         result.update(
             refused=decision.refused,
             limit_bytes_per_second=limits.bytes_per_second if decision.capped else None,
             caps=limits.caps if decision.capped else {},
         )
         return result
+
+
+def _decision(
+    step: Mapping[str, Any],
+    settings: variables.Settings,
+    pair: Mapping[Any, str],
+    beside: Mapping[Any, Mapping[str, Any]],
+) -> serving.Decision:
+    data = next((one["description"] for one in beside.values() if one.get("description")), None)
+    return serving.decide(
+        descriptions.parse(data) if data else None,
+        {role: one.get("view") for role, one in beside.items()},
+        _switching({pair[role]: one for role, one in beside.items()}),
+        allowed=settings.allow_while_serving,
+        container=serving.container(step, settings),
+    )
+
+
+def _switching(looked: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Words about switches at work, from what each host told."""
+    return [
+        str(words)
+        for name, one in looked.items()
+        for words in one.get("switching", [f"whether a switch is at work on {name} is not known"])
+    ]

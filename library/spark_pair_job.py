@@ -1,11 +1,11 @@
 #!/usr/bin/python
-"""Start a job of a host, attach to it, look at it or stop it."""
+"""Start a job of a host, or attach to it."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: spark_pair_job
-short_description: Start, find or stop a job of a host
+short_description: Start a job of a host, or attach to it
 description:
   - A job is long work that runs as the unit C(spark-pair-job-<name>.service), so that neither the
     controller nor ssh can end it. Starting one that runs attaches to it.
@@ -15,15 +15,11 @@ options:
     description: Name of the job.
     type: str
     required: true
-  state:
-    description: C(started) starts or attaches, C(looked) only looks, C(stopped) stops.
-    type: str
-    choices: [started, looked, stopped]
-    default: started
   argv:
-    description: Its program, by an absolute path, and arguments (for C(started)).
+    description: Its program, by an absolute path, and arguments.
     type: list
     elements: str
+    required: true
   words:
     description: What it does, for people.
     type: str
@@ -59,7 +55,7 @@ options:
         type: int
   refused:
     description:
-      - Why it may not be started now (for C(started)), if it may not.
+      - Why it may not be started now, if it may not.
       - A job that runs already is attached to all the same.
     type: str
     default: ""
@@ -88,11 +84,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 attached:
-  description: Whether the job ran already (for C(started)).
+  description: Whether the job ran already.
   type: bool
   returned: success
 same:
-  description: Whether what runs is what was asked for (for C(started)).
+  description: Whether what runs is what was asked for.
   type: bool
   returned: success
 view:
@@ -117,12 +113,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "state": {
-                "type": "str",
-                "choices": ["started", "looked", "stopped"],
-                "default": "started",
-            },
-            "argv": {"type": "list", "elements": "str"},
+            "argv": {"type": "list", "elements": "str", "required": True},
             "words": {"type": "str", "default": ""},
             "user": {"type": "str", "default": ""},
             "order": {"type": "dict"},
@@ -140,18 +131,12 @@ def main() -> None:
             "refused": {"type": "str", "default": ""},
             "record": {"type": "bool", "default": False},
         },
-        required_if=[("state", "started", ("argv",))],
         supports_check_mode=True,
     )
-    params, jobs = module.params, Jobs()
-    name, check = params["name"], module.check_mode
+    params = module.params
     try:
-        if params["state"] == "looked":
-            module.exit_json(**wanted.looked(jobs, name))
-        if params["state"] == "stopped":
-            module.exit_json(**wanted.stopped(jobs, name, check=check))
-        answer = wanted.started(jobs, params, check=check)
-        if answer["changed"] and not check:
+        answer = wanted.started(Jobs(), params, check=module.check_mode)
+        if answer["changed"] and not module.check_mode:
             # What a commit holds need never be asked of the Hub again.
             for manifest in ordered(params["order"] or {}):
                 Kept().keep(manifest)

@@ -58,12 +58,9 @@ last_switch:
   returned: always
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.spark_pair import description as descriptions
-from ansible.module_utils.spark_pair import follow, hostview, jsonfile, paths
-from ansible.module_utils.spark_pair.errors import SparkPairError
+from ansible.module_utils.spark_pair.description import ROLES
+from ansible.module_utils.spark_pair.observing import observed
 
 
 def main() -> None:
@@ -71,26 +68,12 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "description": {"type": "dict", "required": True},
-            "role": {"type": "str", "choices": list(descriptions.ROLES), "required": True},
+            "role": {"type": "str", "choices": list(ROLES), "required": True},
         },
         supports_check_mode=True,
     )
-    seen: dict[str, Any] = dict.fromkeys(("description", "problem", "view", "state", "last_switch"))
-    data = jsonfile.read(paths.DESCRIPTION) or module.params["description"]
-    if data:
-        try:
-            parsed = descriptions.parse(data)
-        except SparkPairError as error:
-            seen["problem"] = str(error)
-        else:
-            role = module.params["role"] if data is module.params["description"] else parsed.me
-            seen["description"] = data
-            seen["view"] = hostview.observe(parsed, role, ask=True)
-            if role == "head":
-                history = follow.history(paths.JOURNAL, 1)
-                seen["state"] = jsonfile.read(paths.STATE)
-                seen["last_switch"] = history[-1] if history else None
-    module.exit_json(changed=False, **seen)
+    params = module.params
+    module.exit_json(changed=False, **observed(params["description"], params["role"]))
 
 
 if __name__ == "__main__":

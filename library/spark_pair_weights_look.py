@@ -29,6 +29,17 @@ options:
     description: Name of the engine's image. Empty is not asked.
     type: str
     default: ""
+  images:
+    description: Names of all images that steps may need.
+    type: list
+    elements: str
+    default: []
+  beside:
+    description: >-
+      Also look what else goes on here, at this moment. C(description) of the pair and C(role) in it
+      tell who serves, C(host) is the name for sentences, and C(job) is looked at, if it is not
+      empty.
+    type: dict
 attributes:
   check_mode:
     support: full
@@ -54,9 +65,15 @@ seen:
   description: What the host holds, as C(spark_pair.weights.look) describes it.
   type: dict
   returned: always
+beside:
+  description: >-
+    C(description), C(view), C(switching) and C(job), as C(spark_pair.weights.beside) says.
+  type: dict
+  returned: when asked for
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.spark_pair.weights.beside import beside
 from ansible.module_utils.spark_pair.weights.look import look
 
 
@@ -68,10 +85,14 @@ def main() -> None:
             "places": {"type": "dict", "default": {}},
             "repos": {"type": "list", "elements": "dict", "default": []},
             "image": {"type": "str", "default": ""},
+            "images": {"type": "list", "elements": "str", "default": []},
+            "beside": {"type": "dict"},
         },
         supports_check_mode=True,
     )
-    module.exit_json(changed=False, seen=look(module.params))
+    asked = module.params["beside"]
+    more = {"beside": beside(asked)} if asked else {}
+    module.exit_json(changed=False, seen=look(module.params), **more)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,10 @@ def default_variables(root: Path = ROOT) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted((root / "group_vars/all").glob("*.yml")):
         found.update(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    # The one template among what a description is made of; elsewhere Ansible works it out.
+    # The templates among what a description or a plan is made of; elsewhere Ansible works them out.
     found["tensorfold_service_ablit"] = int(found["ablit_graft_enabled"])
+    for name in ("ablit_graft_image", "rank_files_image"):
+        found[name] = found["tensorfold_service_image"]
     return found
 
 
