@@ -34,7 +34,7 @@ reset: setup ## bring the simulated pair back to "Hikari serves", faults cleared
 	@$(PAIR) reset
 
 .PHONY: destroy
-destroy: ## remove the simulated pair of this checkout
+destroy: ## remove the simulated pairs of this checkout
 	@simulated_pair/destroy
 
 .PHONY: demo
@@ -78,7 +78,7 @@ unit: setup ## unit tests, no machines needed
 	pytest tests/unit -n auto
 
 .PHONY: molecule
-molecule: setup ## every molecule scenario on the simulated pair
+molecule: setup ## every molecule scenario, on two simulated pairs side by side
 	molecule/run
 
 .PHONY: test
@@ -86,7 +86,7 @@ test: ## lint, unit and molecule, at the same time
 	@.ci/test
 
 .PHONY: clean
-clean: destroy ## remove the simulated pair, its image and everything generated but inventory/local
+clean: destroy ## remove the simulated pairs, their image and everything generated but inventory/local
 	@if [ -x $(PYTHON) ]; then $(PAIR) destroy --image; fi
 	rm -rf .venv .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

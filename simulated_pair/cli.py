@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from simulated_pair import hub, image, ledger, machines, serving
 from simulated_pair.hikari import ensure_hikari, reset_pair
-from simulated_pair.naming import Machine, Pair, pair_of
+from simulated_pair.naming import VARIABLE, Machine, Pair, number_asked_for, pair_of
 from simulated_pair.outer import PairError, Podman, on_each, say
 
 HOSTS = ("spark-033f", "spark-5bf0")
@@ -70,12 +70,13 @@ def _shut_down(machine: Machine, podman: Podman) -> None:
 
 
 def destroy(pair: Pair, podman: Podman, with_image: bool) -> None:
-    """Remove everything of this checkout's pair; the image only if asked."""
+    """Remove everything of all pairs of this checkout; the image only if asked."""
     if shutil.which("podman") is None:
         say("pair", "podman is not installed, so there is nothing to remove")
         return
     say("pair", "removing the machines, their disks and networks")
-    machines.destroy(pair, podman)
+    for one in machines.left_of_any(podman):
+        machines.destroy(one, podman)
     if with_image:
         say("image", "removing the images")
         image.remove(pair, podman)
@@ -164,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
         "--empty-weights", dest="weights", action="store_const", const="empty",
         help="with --bare: no weights at all, as before the first download",
     )  # fmt: skip
-    gone = verbs.add_parser("destroy", help="remove the machines, their disks and networks")
+    gone = verbs.add_parser("destroy", help="remove the machines, disks and networks of all pairs")
     gone.add_argument("--image", action="store_true", help="the images too")
     view = verbs.add_parser("status", help="machines, addresses, who answers")
     view.add_argument("--json", action="store_true")
@@ -205,8 +206,12 @@ def _add_hub(parser: argparse.ArgumentParser) -> None:
 
 def main(words: list[str] | None = None) -> int:
     """Run one verb."""
+    try:
+        pair = pair_of()
+    except ValueError as error:
+        print(f"pair.py: {error}", file=sys.stderr)
+        return 2
     asked = parser().parse_args(words)
-    pair = pair_of()
     podman = Podman(pair.state)
     try:
         if asked.verb == "overlap":
@@ -233,7 +238,10 @@ def become_root() -> NoReturn:
             "the simulated pair needs root (its machines run systemd and Docker inside) and there "
             "is no sudo here: run the same command as root"
         )
-    os.execv(sudo, [sudo, sys.executable, *sys.argv])  # noqa: S606 - no shell is the point
+    # sudo hands no variables on.
+    chosen = f"{VARIABLE}={number_asked_for()}"
+    words = [sudo, "env", chosen, sys.executable, *sys.argv]
+    os.execv(sudo, words)  # noqa: S606 - no shell is the point
 
 
 def _run(asked: argparse.Namespace, pair: Pair, podman: Podman) -> int:

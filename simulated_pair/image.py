@@ -2,13 +2,15 @@
 
 Two layers, each named by a hash of everything that goes into it. The base (a minute, needs the
 network) changes rarely; the stand-ins (seconds) change while one works on them. No image registry
-is involved. Checkouts with the same content share an image.
+is involved. Checkouts with the same content share an image, as all pairs of a checkout do.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from simulated_pair.naming import CHECKOUT, Pair
@@ -76,21 +78,33 @@ def mirror() -> str:
 def ensure(pair: Pair, podman: Podman) -> str:
     """Make the image if it is missing and return its name."""
     base, name = base_name(), machine_name()
-    _remember(pair, base, name)
-    if not _exists(podman, name):
-        _ensure_base(pair, podman)
-        _add_standins(pair, podman, name)
+    with _alone(pair):
+        _remember(pair, base, name)
+        if not _exists(podman, name):
+            _ensure_base(pair, podman)
+            _add_standins(pair, podman, name)
     return name
 
 
 def forget_older(pair: Pair, podman: Podman) -> None:
     """Remove this checkout's earlier images, as far as no machine runs on them."""
-    _forget(pair, podman, {base_name(), machine_name()})
+    with _alone(pair):
+        _forget(pair, podman, {base_name(), machine_name()})
 
 
 def remove(pair: Pair, podman: Podman) -> None:
     """Remove this checkout's images; what another checkout's machines run on stays."""
-    _forget(pair, podman, set())
+    with _alone(pair):
+        _forget(pair, podman, set())
+
+
+@contextlib.contextmanager
+def _alone(pair: Pair) -> Iterator[None]:
+    """Hold what all pairs of the checkout share: two of them may be started at the same time."""
+    pair.common.mkdir(parents=True, exist_ok=True)
+    with (pair.common / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _exists(podman: Podman, name: str) -> bool:
@@ -98,7 +112,7 @@ def _exists(podman: Podman, name: str) -> bool:
 
 
 def _record(pair: Pair) -> Path:
-    return pair.state / "images"
+    return pair.common / "images"
 
 
 def _recorded(pair: Pair) -> set[str]:
@@ -131,7 +145,7 @@ def _ensure_base(pair: Pair, podman: Podman) -> None:
         return
     source = mirror()
     say("image", f"installing Debian {SUITE} from {source} (about a minute, once)")
-    place = pair.state / "image-build"
+    place = pair.common / "image-build"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     archive = place / "root.tar"

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from simulated_pair import ledger
-from simulated_pair.naming import CHECKOUT, RAIL_INTERFACES, Machine, Network, Pair
+from simulated_pair.naming import (
+    CHECKOUT,
+    NUMBERS,
+    RAIL_INTERFACES,
+    Machine,
+    Network,
+    Pair,
+    pair_of,
+)
 from simulated_pair.outer import PairError, Podman, last_words, on_each, say, write_atomically
 
 INSIDE = CHECKOUT / "simulated_pair" / "inside"
@@ -414,6 +422,20 @@ def set_fault(machine: Machine, component: str, text: str | None) -> None:
     if not isinstance(value, dict):
         raise PairError(f"the fault {text!r} is not a JSON object")
     write_atomically(path, json.dumps(value) + "\n")
+
+
+def left_of_any(podman: Podman) -> list[Pair]:
+    """Return this checkout's first pair, and those others of which anything is left."""
+    listed = [podman.run("ps", "--all", "--format", "{{.Names}}").stdout]
+    listed += [podman.run("volume", "ls", "--format", "{{.Name}}").stdout]
+    names = "\n".join(listed).split() + [str(network["name"]) for network in _networks(podman)]
+    return [
+        pair
+        for pair in (pair_of(number=number) for number in NUMBERS)
+        if pair.number == 1
+        or any(name.startswith(f"{pair.prefix}-") for name in names)
+        or any(machine.state.exists() for machine in pair.machines)
+    ]
 
 
 def destroy(pair: Pair, podman: Podman) -> None:

@@ -1,14 +1,20 @@
 """Names and addresses of a checkout's simulated pair, all derived from the checkout's path.
 
 Two clones can run their pairs side by side because nothing here is chosen by hand; the simulated
-inventory imports this module, so that it never disagrees with the containers.
+inventory imports this module, so that it never disagrees with the containers. A checkout can have
+more than one pair: the environment variable SIMULATED_PAIR says which is meant, 1 if it is not set.
 """
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+
+VARIABLE = "SIMULATED_PAIR"
+NUMBERS = range(1, 5)
+"""Of the pairs that a checkout can have."""
 
 MANAGEMENT_INTERFACE = "enP7s7"
 HUB_PORT = 8760
@@ -58,10 +64,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Pair:
-    """Everything that exists outside the repository for one checkout's pair."""
+    """Everything that exists outside the repository for one pair of a checkout.
 
+    `state` is the pair's own folder, `common` that of all pairs of the checkout.
+    """
+
+    number: int
     prefix: str
     state: Path
+    common: Path
     networks: tuple[Network, Network, Network]
     head: Machine
     worker: Machine
@@ -99,14 +110,25 @@ def mac(address: str) -> str:
     return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
-def pair_of(checkout: Path = CHECKOUT) -> Pair:
-    """Return the names and addresses of the pair that belongs to `checkout`."""
+def number_asked_for() -> int:
+    """Return which of a checkout's pairs the environment asks for; ValueError if it is none."""
+    text = os.environ.get(VARIABLE) or "1"
+    if text not in map(str, NUMBERS):
+        raise ValueError(f"{VARIABLE} is {text!r}; a checkout's pairs are 1 to {NUMBERS[-1]}")
+    return int(text)
+
+
+def pair_of(checkout: Path = CHECKOUT, number: int | None = None) -> Pair:
+    """Return the names and addresses of one pair of `checkout`, by default the one asked for."""
+    number = number or number_asked_for()
     digest = hashlib.sha256(str(checkout.resolve()).encode()).digest()
-    prefix = f"spark-pair-{digest.hex()[:8]}"
-    state = checkout.resolve() / "simulated_pair" / ".state"
+    # No dash: what is of the first must not look like the beginning of another's name.
+    prefix = f"spark-pair-{digest.hex()[:8]}{'' if number == 1 else f'n{number}'}"
+    common = checkout.resolve() / "simulated_pair" / ".state"
+    state = common if number == 1 else common / f"pair-{number}"
     # 10.100-10.199 keeps clear of podman's 10.88 and of Docker's 172.17; three /24 in a row belong
-    # to one pair.
-    second, third = 100 + digest[8] % 100, 4 * (digest[9] % 64)
+    # to one pair, and a checkout's pairs lie beside each other.
+    second, third = 100 + digest[8] % 100, 4 * ((digest[9] + number - 1) % 64)
     interfaces = (MANAGEMENT_INTERFACE, *RAIL_INTERFACES)
     labels = ("management", "rail0", "rail1")
     management, rail0, rail1 = (
@@ -132,8 +154,10 @@ def pair_of(checkout: Path = CHECKOUT) -> Pair:
         )
 
     return Pair(
+        number=number,
         prefix=prefix,
         state=state,
+        common=common,
         networks=networks,
         head=machine("spark-033f", "head", user="spark", uid=1000, home="/home/spark", last=11),
         worker=machine(

@@ -18,7 +18,7 @@ from simulated_pair.ledger import (
     parse,
     still_running,
 )
-from simulated_pair.naming import pair_of
+from simulated_pair.naming import NUMBERS, VARIABLE, pair_of
 
 
 def event(server: str, kind: str, at: float, pid: int = 1, part: str = "rank0") -> Event:
@@ -31,6 +31,33 @@ class TestNames:
         assert [machine.name for machine in one.machines] == ["spark-033f", "spark-5bf0"]
         assert one.prefix != two.prefix
         assert {n.subnet for n in one.networks}.isdisjoint(n.subnet for n in two.networks)
+
+    def test_pairs_of_one_checkout_share_nothing_but_host_names(self, tmp_path: Path) -> None:
+        pairs = [pair_of(tmp_path, number) for number in NUMBERS]
+        subnets = [network.subnet for pair in pairs for network in pair.networks]
+        names = [
+            *(machine.container for pair in pairs for machine in pair.machines),
+            *(network.stem for pair in pairs for network in pair.networks),
+        ]
+        folders = [machine.state for pair in pairs for machine in pair.machines]
+        for unique in (subnets, names, folders):
+            assert len(set(unique)) == len(unique)
+        for pair in pairs:
+            mine = [name for name in names if name.startswith(f"{pair.prefix}-")]
+            assert len(mine) == 5, "its name is the beginning of another one's"
+            assert pair.common == pairs[0].state
+
+    def test_the_environment_says_which_pair_is_meant(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+        assert pair_of(tmp_path) == pair_of(tmp_path, 1)
+        monkeypatch.setenv(VARIABLE, "2")
+        assert pair_of(tmp_path) == pair_of(tmp_path, 2)
+        for wrong in ("0", "two", "-1", "99"):
+            monkeypatch.setenv(VARIABLE, wrong)
+            with pytest.raises(ValueError, match=VARIABLE):
+                pair_of(tmp_path)
 
     def test_the_same_path_gives_the_same_pair(self, tmp_path: Path) -> None:
         assert pair_of(tmp_path) == pair_of(tmp_path / "." / "x" / "..")
