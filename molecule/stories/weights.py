@@ -30,8 +30,8 @@ STRANGER = "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0"
 
 
 @contextlib.contextmanager
-def hub(size: int) -> Iterator[None]:
-    """A Hub with `size` bytes of weights, by Xet, that knows both accounts."""
+def hub(size: int, *, xet: bool = True, seconds: float = 180) -> Iterator[None]:
+    """A Hub with `size` bytes of weights that knows both accounts; `seconds` to make the bytes."""
     accounts = _STATE / "accounts.json"
     known = {
         TOKEN: {"name": "accepted", "accepted": [OVERLAY]},
@@ -39,7 +39,9 @@ def hub(size: int) -> Iterator[None]:
     }
     write_atomically(accounts, json.dumps(known), 0o600)
     try:
-        pair_command("hub", "start", "--xet", "--size", str(size), "--accounts", str(accounts))
+        how = ["--xet"] if xet else []
+        how += ["--size", str(size), "--accounts", str(accounts)]
+        pair_command("hub", "start", *how, seconds=seconds)
         yield
     finally:
         accounts.unlink()
@@ -71,11 +73,16 @@ def content_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return sent
 
 
-def true_hashes(repo: str) -> dict[str, str]:
-    """SHA-256 of every file of a repository, from the bytes that the Hub serves."""
+def served(repo: str) -> Path:
+    """The folder with the files of a repository that the Hub serves."""
     options = (_STATE / "hub.env").read_text()
     size = options.partition("/hub/")[2].split()[0]
-    folder = _STATE / "hub" / size / repo.replace("/", "--") / "files"
+    return _STATE / "hub" / size / repo.replace("/", "--") / "files"
+
+
+def true_hashes(repo: str) -> dict[str, str]:
+    """SHA-256 of every file of a repository, from the bytes that the Hub serves."""
+    folder = served(repo)
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -143,9 +150,9 @@ def wait_for_bytes(name: str, count: int, other_than: str = "", seconds: float =
     )
 
 
-def provenance() -> Mapping[str, Any]:
-    """What the head has on record, by artefact."""
-    told = json.loads(exit_code_of(HEAD, "spark-pair weights --json")[1])
+def provenance(host: str = HEAD) -> Mapping[str, Any]:
+    """What a machine has on record, by artefact."""
+    told = json.loads(exit_code_of(host, "spark-pair weights --json")[1])
     artefacts: Mapping[str, Any] = told["artefacts"]
     return artefacts
 
@@ -155,14 +162,16 @@ def free_bytes() -> int:
     return int(on(HEAD, f"df --output=avail --block-size=1 {CACHE} | tail -1"))
 
 
-def snapshot(repo: str) -> str:
-    """The only snapshot of a repository in the head's cache."""
-    return on(HEAD, f"ls -d {CACHE}/hub/models--{repo.replace('/', '--')}/snapshots/*").strip()
+def snapshot(repo: str, host: str = HEAD) -> str:
+    """The only snapshot of a repository in a machine's cache."""
+    hub = f"{_cache_of(PAIR.machine(host))}/hub"
+    return on(host, f"ls -d {hub}/models--{repo.replace('/', '--')}/snapshots/*").strip()
 
 
-def hashes(repo: str) -> dict[str, str]:
-    """SHA-256 of every file of a repository's snapshot on the head."""
-    lines = on(HEAD, f"cd {snapshot(repo)} && find . ! -type d -print0 | xargs -0 sha256sum")
+def hashes(repo: str, host: str = HEAD) -> dict[str, str]:
+    """SHA-256 of every file of a repository's snapshot on a machine."""
+    folder = snapshot(repo, host)
+    lines = on(host, f"cd {folder} && find . ! -type d -print0 | xargs -0 sha256sum")
     return {
         path.removeprefix("./"): digest
         for digest, path in (line.split(maxsplit=1) for line in lines.splitlines())
