@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -605,7 +606,7 @@ class TestPermissions:
         self, host: GraftHost, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for at in range(1, 16):
-            _as_nobody(lambda at=at: _in_steps(host, monkeypatch, "graft", at))
+            _as_nobody(partial(_in_steps, host, monkeypatch, "graft", at))
         staged = host.derived / ".grafting" / SHARDS[0]
         if staged.exists():
             staged.chmod(0o444)
