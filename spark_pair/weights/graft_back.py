@@ -17,6 +17,7 @@ from ..jobs.shapes import JobFailedError
 from . import graft_disk as disk
 from . import graft_state, graft_undo
 from .cache import Payload
+from .goal import KEPT
 from .graft import clear_new, sweep
 from .graft_bench import Bench, held_now, some
 from .graft_order import GraftOrder
@@ -186,8 +187,11 @@ class Back:
     def _clear(self) -> Iterator[Path]:
         """Take away the links and copies of the grafted checkpoint; what is none of them is left
         where it is, and told."""
+        needed = self._needed_by_rank_files()
         for file in self._order.manifest.files:
             final = self._bench.final(file.path)
+            if file.path in needed:
+                continue
             if final.is_symlink():
                 disk.remove(final)
             elif disk.is_own(final):
@@ -200,6 +204,18 @@ class Back:
             # The rank files' folder stays, even an empty one: somebody may be about to fill it.
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+    def _needed_by_rank_files(self) -> set[str]:
+        """What a server reads beside its rank file: while one lies here it can be wanted again,
+        and is not cut anew for that."""
+        if not any(self._bench.folder.glob("rank-cache/rank[01]of2-*.bin")):
+            return set()
+        files = self._order.manifest.files
+        return {
+            file.path
+            for file in files
+            if not file.path.endswith(SHARD) or any(one.matches(file.path) for one in KEPT)
+        }
 
     def _above(self, file: File) -> list[Path]:
         """The folders of a file of the grafted checkpoint."""

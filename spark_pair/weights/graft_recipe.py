@@ -284,6 +284,12 @@ class ByRecipe:
         bench, path = self._bench, self._written(file)
         if path is None:
             raise JobFailedError(f"{self._new / file.path} was taken away meanwhile", {})
+        if path.samefile(self._source(file)):
+            raise JobFailedError(
+                f"{path} is the cache's own {file.path} by another name, so the script may have "
+                "written to the Hub's bytes: run --tags verify, then --tags download",
+                {"shard": file.path},
+            )
         found = self._compare(path, file)
         if found.wrong:
             disk.remove(path)

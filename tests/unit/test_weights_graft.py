@@ -122,7 +122,18 @@ class TestGraft:
         assert kept.read_bytes() == b"rank"
         host.undo()
         assert kept.read_bytes() == b"rank"
-        assert sorted(path.name for path in host.folder.iterdir()) == ["rank-cache"]
+        # And what a server reads beside it, if that is wanted again; never a shard of it.
+        left = {
+            str(one.relative_to(host.folder)) for one in host.folder.rglob("*") if one.is_file()
+        }
+        assert left == {INDEX, CONFIG, README, str(kept.relative_to(host.folder))}
+        small = (INDEX, CONFIG, README)
+        assert all(digest(host.folder / path) == digest_of(host, path) for path in small)
+
+    def test_without_rank_files_nothing_stays(self, host: GraftHost) -> None:
+        host.graft()
+        host.undo()
+        assert not host.folder.exists()
 
     def test_a_second_run_writes_and_reads_nothing(
         self, host: GraftHost, monkeypatch: pytest.MonkeyPatch

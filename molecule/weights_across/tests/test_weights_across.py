@@ -153,17 +153,20 @@ def test_with_the_overlay_it_serves_from_files_of_its_own(cut_by_hand: across.Cu
     assert len(changed) == 24 and set(SoFar.hashes) == set(true)
 
 
-def test_off_and_on_again_gives_the_same_bytes() -> None:
+def test_off_and_on_again_gives_the_same_bytes(cut_by_hand: across.CutByHand) -> None:
     play("rollback").succeeded()
     run("weights").succeeded()
     assert weights.hashes(CHECKPOINT) == weights.true_hashes(CHECKPOINT)
     assert weights.provenance()["checkpoint"]["origin"] == "downloaded"
     # Both sets are on record, so nothing is to be cut: unless one file is lost.
     run("weights", **ABLIT).unchanged()
+    run("service,cutover", **ABLIT).succeeded()
+    served_from(OVERLAY)
+    play("rollback").succeeded()
     on(WORKER, f"rm {across.ranks(WORKER, '-ablit-')}/rank1of2-*.bin")
     run("weights", **ABLIT).succeeded()
     assert across.grafted_hashes() == SoFar.hashes
-    assert across.rank_hashes("-ablit-")
+    assert across.rank_hashes("-ablit-") == cut_by_hand.grafted
 
 
 # ---- what does not fit together is refused before anybody is stopped ----------------------------
