@@ -93,8 +93,7 @@ class DownloadOrder:
         file = next((one for one in self.files if one.path == path), None)
         if file is None or artefact != self._artefact(artefact.at):
             return False
-        hashes = (file.sha256 or "", "" if file.sha256 else file.git_sha1)
-        return (held.size, held.sha256, held.git_sha1) == (file.size, *hashes)
+        return held.proves(file)
 
     def _artefact(self, at: float) -> Artefact:
         """What a download brings, without its files."""

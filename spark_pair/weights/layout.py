@@ -28,6 +28,15 @@ def rank_files(ranks: Path, checkpoint: str, overlay: str | None) -> Path:
     return derived(ranks, checkpoint, overlay) / "checkpoint" / "rank-cache"
 
 
+SENDING = ".spark-pair"
+"""Hidden folder beside rank files in which rank 1 arrives."""
+
+
+def cutting(rank: int) -> str:
+    """Hidden folder beside rank files in which one is cut."""
+    return f".cutting-rank{rank}"
+
+
 def rank_name(rank: int, overlay: str | None) -> str:
     """What the record calls a rank file: stock and grafted ones can lie on a disk together."""
     return f"rank{rank}-ablit-{overlay[:DIGITS]}" if overlay else f"rank{rank}"

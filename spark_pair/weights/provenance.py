@@ -155,6 +155,11 @@ class Held:
             return self.sha256 == wanted.sha256
         return not wanted.sha256 and bool(self.git_sha1) and self.git_sha1 == wanted.git_sha1
 
+    def proves(self, wanted: Described) -> bool:
+        """The same of a new proof, which says what the repository says and nothing besides."""
+        hashes = (wanted.sha256 or "", "" if wanted.sha256 else wanted.git_sha1)
+        return (self.size, self.sha256, self.git_sha1) == (wanted.size, *hashes)
+
 
 @dataclass(frozen=True)
 class Artefact:

@@ -10,6 +10,7 @@ by then is not: what the tool said is noted beside it, and the next run goes on 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from .. import jsonfile
 from ..jobs import words as job_words
 from ..jobs.inside import Reporter
 from ..jobs.shapes import JobFailedError
+from . import layout
 from .container import Container, Mount, cache_mounts, carry_out, inside, real, remove
 from .graft_state import flush
 from .provenance import Artefact, Held, Origin, Provenance, everyday, stat_of
@@ -114,7 +116,7 @@ class _Cut:
     def __init__(self, order: ShardOrder, reporter: Reporter, provenance: Provenance) -> None:
         self._order, self._reporter = order, reporter
         self._folder = order.artefact.folder
-        self._staging = self._folder / f".cutting-rank{order.rank}"
+        self._staging = self._folder / layout.cutting(order.rank)
         self._record = provenance.load()
 
     # ---- before it
@@ -187,6 +189,9 @@ class _Cut:
             told = Told.of_output(ended.out, order.rank)
             if told is None:
                 self._fail("the tool ended without saying which file it has written")
+            # A note about bytes that are not on the disk yet would be believed after a power cut.
+            with contextlib.suppress(FileNotFoundError):
+                flush(self._staging / told.name)
             jsonfile.write(self._staging / _NOTE, self._note(told))
         except BaseException:
             # Half of a cut is of no use to the next run, and is half of what this disk holds.

@@ -142,8 +142,7 @@ class TransferOrder:
         file = next((one for one in self.files if one.path == path), None)
         if file is None or replace(artefact, at=0.0, files={}) != self.artefact():
             return False
-        hashes = (file.sha256 or "", "" if file.sha256 else file.git_sha1)
-        return (held.size, held.sha256, held.git_sha1) == (file.size, *hashes)
+        return held.proves(file)
 
 
 @dataclass(frozen=True)

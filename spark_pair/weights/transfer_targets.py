@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import SparkPairError
 from .cache import Cache
+from .layout import SENDING
 from .manifest import File
 from .noted import Noted
 from .offer import Line, Request, new_secret
@@ -19,7 +20,6 @@ from .rank_file import RankFileError, rank_of, read_footer
 from .transfer import Found, Read
 from .transfer_order import RankTransferOrder, TransferOrder, Way
 
-HIDDEN = ".spark-pair"
 """Folder of an unfinished rank file, beside its place."""
 
 
@@ -105,7 +105,7 @@ class InFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._folder = Path(os.path.realpath(folder))
-            self.staging = self._folder / HIDDEN
+            self.staging = self._folder / SENDING
             self.staging.mkdir(exist_ok=True)
         except OSError as error:
             raise PlaceError(
@@ -157,7 +157,8 @@ class InFolder:
         ):
             self._check(place)
             return Found(self.order.folder / file.path, proven)
-        if held is None or held.failed_at is None:
+        wrong = held is not None and (held.failed_at is not None or not _is_held(place, held.stat))
+        if not wrong:
             raise PlaceError(
                 f"{place} is there and is not the file that shall come; nothing says that it may "
                 "be replaced. Look where it comes from, move it away and run it again."

@@ -144,6 +144,14 @@ def test_one_that_is_recorded_as_wrong_is_replaced(ranks: Ranks) -> None:
     assert ranks.place.read_bytes() == ranks.data
 
 
+def test_one_that_was_cut_off_since_it_was_recorded_is_replaced(ranks: Ranks) -> None:
+    ranks.transfer()
+    ranks.record()
+    ranks.place.write_bytes(ranks.data[:5])
+    ranks.transfer()
+    assert ranks.place.read_bytes() == ranks.data
+
+
 def test_another_file_of_the_rank_beside_it_is_refused(ranks: Ranks) -> None:
     ranks.folder.mkdir(parents=True)
     other = f"rank1of2-{'0' * 20}.bin"
