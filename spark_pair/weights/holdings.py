@@ -85,6 +85,13 @@ class Holdings:
     """Rank files, of one rank also several, cut from different weights."""
     strangers: frozenset[int] = frozenset()
     """Ranks of which a file lies where ours would, without a record."""
+    staged: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of unfinished rank files of the wanted weights, by rank; their step makes use of them
+    or takes them away."""
+    replaced: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of rank files of the wanted weights that are known to be wrong; a cut deletes them."""
+    elsewhere: frozenset[str] = frozenset()
+    """Files of the checkpoint whose bytes lie there for another commit alone."""
     image: bool = False
     """Whether the image of the engine is there."""
     leftovers: int = 0
@@ -100,6 +107,16 @@ class Holdings:
         wanted = (rank, checkpoint, overlay)
         found = (one for one in self.ranks if (one.rank, one.checkpoint, one.overlay) == wanted)
         return next(found, None)
+
+    def begun(self, rank: int, size: int) -> int:
+        """Of a rank file of that size, the bytes that its cut need not find room for."""
+        return min(size, self.staged.get(rank, 0) + self.replaced.get(rank, 0))
+
+    def settled(self, rank: int) -> Holdings:
+        """The same once nothing unfinished or wrong of a rank is left."""
+        staged = {one: size for one, size in self.staged.items() if one != rank}
+        replaced = {one: size for one, size in self.replaced.items() if one != rank}
+        return replace(self, staged=staged, replaced=replaced)
 
     def has(self, name: str, files: Iterable[File]) -> bool:
         """Whether all of these files of a source are recorded."""

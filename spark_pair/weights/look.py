@@ -24,13 +24,13 @@ and answers with plain data:
   filesystems   [{"mount", "total", "free", "device"}] of those places
   ranks         {"folder", "files": [{"name", "rank", "size", "footer", "problem", "recorded",
                 "again"}]}; recorded: the record speaks of this very file, be it good or not;
-                again: it was written since it was proven last, so it may be another cut
+                again: it was written since it was proven last, so it may be another cut;
+                and "staged": [{"folder", "rank", "bytes"}] of rank files being cut or sent
   grafts        [{"folder", "repo", "checkpoint", "overlay", "method", "state", "shards", "there",
                 "undo"}] as graft_state writes them; there: {path: bytes} of shards that lie in the
                 work folder, undo: bytes of what undoes it
   image         true, false, or null when Docker cannot be asked
   images        the same by name
-  memory        bytes that processes can still have, as the kernel counts them; null is unknown
   tool          whether the installed tool is there
   unread        {what: why} of everything that could not be read and is missing above
 
@@ -42,7 +42,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from typing import Any
 from .. import paths
 from ..errors import SparkPairError
 from ..system import Runner, run_plainly
-from . import graft_state
+from . import graft_state, layout
 from .cache import STAGING, Cache, occupied
 from .kept import Kept, of_caches, of_hub
 from .manifest import Manifest
@@ -86,7 +86,6 @@ def look(
     runner: Runner = run_plainly,
     tool: str = paths.TOOL,
     mounts: Path = Path("/proc/self/mountinfo"),
-    memory: Path = Path("/proc/meminfo"),
 ) -> Seen:
     """Everything that a plan needs to know about this host, as described above. Never raises for
     what it finds; the look goes on without it."""
@@ -122,7 +121,6 @@ def look(
         "grafts": seeing.tried("grafts", lambda: _grafts(places.get("work")), []),
         "image": images.get(asked.get("image", "")),
         "images": images,
-        "memory": seeing.tried("memory", lambda: _available(memory), None),
         "tool": os.access(tool, os.X_OK),
         "unread": seeing.unread,
     }
@@ -286,7 +284,21 @@ def _ranks(folder: Path | None, record: Mapping[str, Artefact]) -> Seen:
         if not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     files = [_rank(folder, path, recorded) for path in paths_]
-    return {"folder": str(folder), "files": [one for one in files if one]}
+    return {
+        "folder": str(folder),
+        "files": [one for one in files if one],
+        "staged": [*_staged(folder)],
+    }
+
+
+def _staged(folder: Path) -> Iterator[Seen]:
+    """What an interrupted cut or transfer has left for its next run, or is at work on."""
+    kinds = {layout.cutting(rank): rank for rank in (0, 1)} | {layout.SENDING: 1}
+    for hidden, rank in kinds.items():
+        for place in sorted(folder.rglob(hidden)):
+            count = sum(occupied(path.lstat()) for path in place.rglob("*") if path.is_file())
+            where = place.parent.relative_to(folder).as_posix()
+            yield {"folder": where, "rank": rank, "bytes": count}
 
 
 def _rank(folder: Path, path: Path, recorded: Mapping[str, Held]) -> Seen | None:
@@ -341,14 +353,6 @@ def _grafts(work: Path | None) -> list[Seen]:
         }
         for name, state in graft_state.read_all(work).items()
     ]
-
-
-def _available(memory: Path) -> int | None:
-    for line in memory.read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return None
 
 
 def _image(name: str, runner: Runner) -> bool:

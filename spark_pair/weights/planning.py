@@ -68,7 +68,7 @@ def make(settings: Settings, seens: Seens, questions: Questions) -> Planned:
         return Planned(Plan("download_first", problems=tuple(problems)), manifests, notes)
     plan = _plan(settings, seens, manifests)
     if not plan.problems:
-        refused = _refused(plan, settings, manifests, questions)
+        refused = [*_unrailed(plan, settings), *_refused(plan, settings, manifests, questions)]
         plan = dataclasses.replace(
             plan, problems=tuple(refused), barred=_barred(plan, settings, seens)
         )
@@ -188,6 +188,18 @@ def _refused(
         except SparkPairError as error:
             problems.append(f"{step.source} cannot be downloaded: {error}")
     return problems
+
+
+def _unrailed(plan: Plan, settings: Settings) -> list[str]:
+    """That something is to be sent and there is no rail, before hours of downloads."""
+    head, worker = (settings.machines[role] for role in HOST_ROLES)
+    if not any(step.kind == "transfer" for step in plan.steps) or (head.rails and worker.rails):
+        return []
+    names = settings.names
+    return [
+        f"{names['head']} and {names['worker']} have no rail in common, and weights are sent over "
+        "the rails: name them in cx7_network_rails of both."
+    ]
 
 
 def _barred(plan: Plan, settings: Settings, seens: Seens) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ..jobs.inside import Reporter
 from ..jobs.shapes import JobFailedError
 from . import graft_state
 from .order_parts import RankArtefact
+from .parts import sweep
 from .provenance import Artefact, Provenance, everyday
 from .record import Proofs
 from .removal import Bytes, Removal, Target
@@ -59,6 +60,9 @@ def prune(
         reporter.check()
         _carefully(partial(removal.remove, target))
         reporter.advance(target.size)
+    staging = order.where().staging(order.manifest.repo)
+    for file in order.files:
+        _carefully(partial(sweep, staging, file))
     _carefully(partial(_forget_graft, order))
     freed = sum(max(0, after - before.get(disk, after)) for disk, after in _free(order).items())
     return _pruned(targets, freed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from . import layout
@@ -17,7 +17,7 @@ from .holdings import (
     recorded_ranks,
 )
 from .manifest import File, Manifest
-from .provenance import Artefact, artefact_of
+from .provenance import RANK_FILE, Artefact, artefact_of
 from .rank_file import named_revisions
 
 Seen = Mapping[str, Any]
@@ -58,6 +58,15 @@ def holdings(seen: Seen, wanted: Iterable[Wanted]) -> Holdings:
             file["rank"]
             for file in seen["ranks"]["files"]
             if file["rank"] in RANKS and not file["recorded"] and _may_be_meant(file, wanted)
+        ),
+        staged=_staged(seen, wanted),
+        replaced=_replaced(seen, wanted),
+        elsewhere=frozenset(
+            file.path
+            for one in wanted
+            if one.name == "checkpoint"
+            for file in one.files
+            if file.path not in proven.get(one.name, {}) and _is_of_others(seen, one, file)
         ),
         image=seen["image"] is True,
         leftovers=sum(seen["leftovers"].values()),
@@ -111,6 +120,45 @@ def _worked_on(
             known = proven.get("checkpoint", {})
             moved += sum(size for path, size in one["there"].items() if path in known)
     return work, moved
+
+
+def _wanted_folder(wanted: Iterable[Wanted]) -> str:
+    """Where the wanted rank files lie below the folder of all."""
+    commits = {one.name: one.commit for one in wanted}
+    if "checkpoint" not in commits:
+        return ""
+    return layout.rank_files(Path(), commits["checkpoint"], commits.get("overlay")).as_posix()
+
+
+def _staged(seen: Seen, wanted: Iterable[Wanted]) -> dict[int, int]:
+    """Bytes of unfinished rank files of the wanted weights, by rank."""
+    folder = _wanted_folder(wanted)
+    sums: dict[int, int] = {}
+    for one in seen["ranks"].get("staged", ()):
+        if one["folder"] == folder:
+            sums[one["rank"]] = sums.get(one["rank"], 0) + one["bytes"]
+    return sums
+
+
+def _replaced(seen: Seen, wanted: Iterable[Wanted]) -> dict[int, int]:
+    """Bytes of rank files of the wanted weights that are known to be wrong, by rank."""
+    folder = _wanted_folder(wanted)
+    return {
+        file["rank"]: file["size"]
+        for file in seen["ranks"]["files"]
+        if PurePosixPath(file["name"]).parent.as_posix() == folder and _is_known_wrong(seen, file)
+    }
+
+
+def _is_known_wrong(seen: Seen, file: Mapping[str, Any]) -> bool:
+    """Whether the record says of a rank file that it is wrong; a cut is let to replace it."""
+    path = f"{seen['ranks']['folder']}/{file['name']}"
+    return any(
+        f"{entry['folder']}/{one}" == path
+        for entry in seen["wrong"].values()
+        if entry["kind"] == RANK_FILE
+        for one in entry["files"]
+    )
 
 
 def _may_be_meant(file: Mapping[str, Any], wanted: Iterable[Wanted]) -> bool:
@@ -193,6 +241,15 @@ def is_there(seen: Seen, one: Wanted, file: File) -> bool:
     repo = one.source.repo
     named = seen["cached"].get(repo, {}).get(one.commit, {})
     return file.size in (named.get(file.path), seen["blobs"].get(repo, {}).get(file.etag))
+
+
+def _is_of_others(seen: Seen, one: Wanted, file: File) -> bool:
+    """Whether a file is there by its hash alone, and another commit names it: nothing of it is
+    ours to delete."""
+    commits = seen["cached"].get(one.source.repo, {})
+    if file.path in commits.get(one.commit, {}):
+        return False
+    return any(named.get(file.path) == file.size for named in commits.values())
 
 
 def _parts(seen: Seen, one: Wanted, files: Sequence[File]) -> dict[str, int]:

@@ -101,7 +101,10 @@ def credited(goal: Goal, pair: Pair, options: Options, disks: Disks) -> dict[bud
     for host, held in pair.items():
         cache = sum(held.credit(one.name, one.files) for one in goal.wanted)
         wanted = (goal.rank_file(held, rank) for rank in RANKS)
-        ranks = sum(one.size for one in wanted if one)
+        ranks = sum(
+            one.size if one else held.begun(rank, options.rank_bytes)
+            for rank, one in zip(RANKS, wanted, strict=True)
+        )
         sums[disks.spot(host, "cache")] += cache - held.moved
         sums[disks.spot(host, "work")] += held.work + held.moved
         sums[disks.spot(host, "ranks")] += ranks
@@ -176,11 +179,11 @@ class _Work:
 
     @staticmethod
     def _downloads(wanted: Wanted, files: tuple[File, ...], pair: Pair) -> HostRole:
-        """The first machine that needs the files, unless another holds all and only proves them."""
+        """The machine that has most of it, from which it is sent over the rails; else the first."""
         hosts = wanted.source.hosts
-        size = sum(file.size for file in files)
-        whole = (host for host in hosts if pair[host].credit(wanted.name, files) == size)
-        return next(whole, hosts[0])
+        half = sum(file.size for file in files) / 2
+        most = (host for host in hosts if pair[host].credit(wanted.name, files) > half)
+        return next(most, hosts[0])
 
     def _transfer(self, wanted: Wanted, host: HostRole, pair: Pair) -> Done | None:
         files = self._files(wanted, pair)
@@ -361,10 +364,10 @@ class _Work:
             size,
             words,
             tuple(needs),
-            self.disks.effects(grows=[("head", "ranks", size)]),
+            self.disks.effects(grows=[("head", "ranks", size - pair["head"].begun(rank, size))]),
         )
         made = RankFile(rank, size, checkpoint.commit, self.goal.graft)
-        head = pair["head"]
+        head = pair["head"].settled(rank)
         after = dataclasses.replace(head, ranks=(*head.ranks, made))
         return step, {**pair, "head": after}
 
@@ -373,7 +376,9 @@ class _Work:
         mine, theirs = self.goal.rank_file(head, 1), self.goal.rank_file(worker, 1)
         if mine is None:
             return None
-        size, words = mine.size, "send rank 1, then delete the head's copy"
+        # A wrong one over there stays until the new one is whole.
+        there = min(mine.size, worker.staged.get(1, 0))
+        size, words = mine.size - there, "send rank 1, then delete the head's copy"
         if theirs:
             size, words = 0, "delete the head's copy of rank 1"
         step = Step(
@@ -389,15 +394,17 @@ class _Work:
         )
         kept = tuple(one for one in head.ranks if one != mine)
         more = () if theirs else (mine,)
+        worker = worker if theirs else worker.settled(1)
         return step, {
             **pair,
-            "head": dataclasses.replace(head, ranks=kept),
+            "head": dataclasses.replace(head.settled(1), ranks=kept),
             "worker": dataclasses.replace(worker, ranks=(*worker.ranks, *more)),
         }
 
     def _prune(self, pair: Pair) -> Done | None:
         """Every order comes here with both rank files in place; the steps before see to it."""
-        checkpoint, head, files = self.goal.checkpoint, pair["head"], self.goal.prunable
+        checkpoint, head = self.goal.checkpoint, pair["head"]
+        files = [file for file in self.goal.prunable if file.path not in head.elsewhere]
         if not self.options.prune or checkpoint is None:
             return None
         shards = head.credit(checkpoint.name, files)

@@ -379,6 +379,18 @@ def _graft(reader: _Reader) -> Graft:
     recipe = reader.text("ablit_graft_recipe")
     if recipe and not recipe.startswith("/"):
         raise reader.wrong("ablit_graft_recipe", recipe, "an absolute path on the head, or empty")
+    asked = reader.flag("ablit_graft_enabled") and reader.get("ablit_graft_method") == "recipe"
+    words = [
+        word
+        for name in ("ablit_graft_command", "ablit_graft_dtypes_command")
+        for word in reader.command(name, GRAFT_PLACES)
+    ]
+    if asked and not recipe and any("{recipe}" in word for word in words):
+        raise DescriptionError(
+            "ablit_graft_method is recipe, and its commands speak of {recipe}, but "
+            f"ablit_graft_recipe is empty (host {reader.host}): name the recipe's checkout on the "
+            "head, or set ablit_graft_method: in_place"
+        )
     return Graft(
         tensors=int(reader.number("ablit_graft_tensors", 0, 10**6, whole=True)),
         image=reader.text("ablit_graft_image"),

@@ -61,8 +61,6 @@ class Host:
         self.provenance = Provenance(root / "provenance.json")
         self.kept = Kept(root / "manifests")
         self.ranks = self.home / ".cache/huggingface/tensorfold-dsv41"
-        self.memory = root / "meminfo"
-        self.memory.write_text("MemTotal:  125000000 kB\nMemAvailable:    1024 kB\n")
         self.docker = Result(0, "sha256:1\n", "")
         self.asked: list[list[str]] = []
 
@@ -143,7 +141,6 @@ class Host:
             kept=self.kept,
             runner=self.run,
             tool="/bin/sh",
-            memory=self.memory,
         )
         assert json.loads(json.dumps(found)) == found
         return found
@@ -167,11 +164,11 @@ def test_a_bare_host_holds_nothing_and_nothing_fails(host: Host) -> None:
     seen = host.look()
     assert seen["artefacts"] == seen["manifests"] == seen["trees"] == seen["unread"] == {}
     assert seen["cached"] == seen["blobs"] == seen["parts"] == {REPO: {}}
-    assert seen["ranks"] == {"folder": str(host.ranks), "files": []}
+    assert seen["ranks"] == {"folder": str(host.ranks), "files": [], "staged": []}
     assert seen["leftovers"] == {"incomplete": 0, "xet": 0}
     assert seen["image"] is True and seen["tool"] is True
     assert seen["images"] == {"tensorfold:1": True}
-    assert seen["memory"] == 1 << 20 and seen["grafts"] == []
+    assert seen["grafts"] == [] and seen["ranks"]["staged"] == []
     held = reading.holdings(seen, [WANTED])
     assert held.credit("checkpoint", MANIFEST.files) == 0
     assert held.image and not held.ranks and not held.strangers
@@ -355,6 +352,18 @@ class TestRankFiles:
         held = reading.holdings(host.look(), [WANTED])
         assert not held.ranks and held.strangers == {1}
 
+    def test_what_an_interrupted_cut_or_transfer_has_left_is_told(self, host: Host) -> None:
+        for variant in ("45ee5d0f", "45ee5d0f-ablit-0bdc2036"):
+            folder = host.ranks / variant / "checkpoint/rank-cache"
+            for name, size in ((".cutting-rank0/.rank0of2.partial", 7), (".spark-pair/x.part", 9)):
+                path = folder / name
+                path.parent.mkdir(parents=True)
+                path.write_bytes(b"x" * size * 4096)
+        seen = host.look()
+        assert not seen["ranks"]["files"] and len(seen["ranks"]["staged"]) == 4
+        held = reading.holdings(seen, [WANTED])
+        assert held.staged == {0: 7 * 4096, 1: 9 * 4096} and not held.strangers
+
     def test_a_cut_off_one_tells_why(self, host: Host) -> None:
         path = host.rank(1)
         os.truncate(path, path.stat().st_size - 1)
@@ -378,6 +387,7 @@ class TestRankFiles:
         seen = host.look()
         held = reading.holdings(seen, [WANTED])
         assert not held.ranks and not held.strangers
+        assert held.replaced == {0: path.stat().st_size}
         assert reading.problems(seen, "spark-033f") == []
 
     def test_another_file_in_the_place_of_the_recorded_one_is_a_stranger(self, host: Host) -> None:
@@ -385,6 +395,16 @@ class TestRankFiles:
         path.write_bytes(path.read_bytes() + b"more")
         held = reading.holdings(host.look(), [WANTED])
         assert not held.ranks and held.strangers == {0}
+
+
+def test_what_another_commit_alone_names_is_told_apart(host: Host) -> None:
+    name = "model-1.safetensors"
+    host.put(name)
+    assert not reading.holdings(host.look(), [WANTED]).elsewhere
+    host.cache.link(REPO, "9" * 40, MANIFEST.file(name))
+    assert not reading.holdings(host.look(), [WANTED]).elsewhere
+    (host.snapshot / name).unlink()
+    assert reading.holdings(host.look(), [WANTED]).elsewhere == {name}
 
 
 class TestGraft:

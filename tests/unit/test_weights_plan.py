@@ -760,6 +760,11 @@ def some_holdings(draw: st.DrawFn, host: HostRole) -> Holdings:
         work=draw(st.integers(0, 141)) if graft else 0,
         moved=draw(st.integers(0, min(141, shards))) if graft else 0,
         ranks=ranks,
+        staged=draw(st.dictionaries(st.sampled_from([0, 1]), st.integers(0, 106))),
+        replaced=draw(st.sampled_from([{}, {0: 106}])) if host == "head" else {},
+        elsewhere=draw(st.frozensets(st.sampled_from(sorted(found.get("checkpoint", {})))))
+        if found.get("checkpoint")
+        else frozenset(),
         image=draw(st.booleans()),
     )
 
@@ -823,6 +828,61 @@ def walk(
                 ],
             }
         yield after, rooms
+
+
+@pytest.mark.parametrize("left", [{"staged": {0: 95}}, {"replaced": {0: 106}}])
+def test_what_a_cut_takes_away_first_needs_no_room(left: dict[str, Any]) -> None:
+    """An ended cut on a tight disk must not keep its own next run from starting."""
+    everything = {name: {file.path: file.size for file in files} for name, files in FILES.items()}
+    rank1 = RankFile(1, 106, CHECKPOINT, None)
+    worker = Holdings(recorded={"engram": everything["engram"]}, ranks=(rank1,))
+    free = 106 - sum(next(iter(left.values())).values())
+    rooms: dict[HostRole, Any] = {
+        "head": [FileSystem("/a", 900, free)],
+        "worker": [FileSystem("/a", 900, 0)],
+    }
+    places: dict[HostRole, Any] = {host: dict.fromkeys(PURPOSES, "/a/x") for host in NAMES}
+    options = Options(rank_bytes=106, image_bytes=0, floor_bytes=0)
+    pair: Pair = {"head": Holdings(recorded=everything, **left), "worker": worker}
+    made = small(options, pair, rooms, places)
+    assert ids(made) == ["shard-rank0-head"] and not made.problems
+    without: Pair = {**pair, "head": Holdings(recorded=everything)}
+    assert (free < 106) == bool(small(options, without, rooms, places).problems)
+
+
+def test_what_came_of_a_rank_file_is_not_sent_again() -> None:
+    everything = {name: {file.path: file.size for file in files} for name, files in FILES.items()}
+    cut = (RankFile(0, 106, CHECKPOINT, None), RankFile(1, 106, CHECKPOINT, None))
+    pair: Pair = {
+        "head": Holdings(recorded=everything, ranks=cut),
+        "worker": Holdings(recorded={"engram": everything["engram"]}, staged={1: 100}),
+    }
+    rooms: dict[HostRole, Any] = {host: [FileSystem("/a", 900, 6)] for host in NAMES}
+    places: dict[HostRole, Any] = {host: dict.fromkeys(PURPOSES, "/a/x") for host in NAMES}
+    made = small(Options(rank_bytes=106, image_bytes=0, floor_bytes=0), pair, rooms, places)
+    assert [(step.id, step.bytes) for step in made.steps] == [("transfer-rank1-worker", 6)]
+    assert not made.problems
+
+
+def test_what_another_commit_needs_is_no_reason_to_prune() -> None:
+    shards = {file.path: file.size for file in FILES["checkpoint"]}
+    rest = {name: {one.path: one.size for one in FILES[name]} for name in ("engram",)}
+    kept = {path: size for path, size in shards.items() if size < 10 or "-00039-" in path}
+    gone = {path: size for path, size in shards.items() if path not in kept}
+    head = Holdings(
+        recorded={**rest, "checkpoint": kept},
+        found={"checkpoint": gone},
+        elsewhere=frozenset(gone),
+        ranks=(RankFile(0, 106, CHECKPOINT, None),),
+    )
+    worker = Holdings(recorded=rest, ranks=(RankFile(1, 106, CHECKPOINT, None),))
+    rooms: dict[HostRole, Any] = {host: [FileSystem("/a", 5000, 5000)] for host in NAMES}
+    places: dict[HostRole, Any] = {host: dict.fromkeys(PURPOSES, "/a/x") for host in NAMES}
+    options = Options(prune=True, rank_bytes=106, image_bytes=0, floor_bytes=0)
+    assert ids(small(options, {"head": head, "worker": worker}, rooms, places)) == []
+    without = dataclasses.replace(head, elsewhere=frozenset())
+    pair: Pair = {"head": without, "worker": worker}
+    assert ids(small(options, pair, rooms, places)) == ["prune-checkpoint-head"]
 
 
 @given(OPTIONS, PAIRS, ROOMS)

@@ -117,6 +117,17 @@ def small(**more: Any) -> dict[str, Any]:
     return {"weights_expected_bytes": sizes, "weights_disk_floor_gib": 0, **more}
 
 
+def test_without_rails_nothing_is_fetched_that_could_not_be_sent(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, **small())
+    machines = {
+        role: replace(one, addresses=one.addresses[:1])
+        for role, one in pair.settings.machines.items()
+    }
+    pair.settings = replace(pair.settings, machines=machines)
+    (problem,) = pair.plan(Asked()).plan.problems
+    assert "no rail in common" in problem and "cx7_network_rails" in problem
+
+
 def test_an_empty_pair_downloads_what_the_variables_name(tmp_path: Path) -> None:
     pair, asked = Pair(tmp_path, **small()), Asked()
     made = pair.plan(asked)
@@ -577,7 +588,8 @@ class TestImages:
     def test_only_the_recipes_graft_needs_one(self, tmp_path: Path) -> None:
         step = "graft-checkpoint-head"
         assert step not in self.barred(tmp_path, there=False, **OVERLAY)
-        found = self.barred(tmp_path, there=False, ablit_graft_method="recipe", **OVERLAY)
+        by_recipe = {"ablit_graft_method": "recipe", "ablit_graft_recipe": "/home/a/recipe"}
+        found = self.barred(tmp_path, there=False, **by_recipe, **OVERLAY)
         assert "ablit_graft_image" in found[step]
 
 

@@ -259,6 +259,13 @@ class TestPrune:
         assert entry.read_bytes() == content(SHARDS[0])
         assert list(data["kept"]) == [str(host.snapshot / SHARDS[0])]
 
+    def test_what_a_download_of_a_shard_has_left_goes_too(self, host: Host) -> None:
+        host.classic(*SHARDS)
+        part = put(host.cache.staging(REPO) / f"{described(SHARDS[0]).etag}.part", b"half")
+        other = put(host.cache.staging(REPO) / f"{'e' * 64}.part", b"half")
+        host.prune()
+        assert not part.exists() and other.exists()
+
     def test_copies_in_the_snapshot_go_too(self, host: Host) -> None:
         for path in SHARDS:
             put(host.blobs / described(path).etag, content(path))

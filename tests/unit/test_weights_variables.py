@@ -149,6 +149,10 @@ def test_limits_beside_a_server_may_be_left_out_one_by_one() -> None:
         ({"ablit_graft_command": ["graft", "{src}"]}, "lacks {dst}"),
         ({"ablit_graft_dtypes_command": ["fix", "{model}"]}, "has {model}, but only {src}, "),
         ({"ablit_graft_recipe": "dsv41"}, "an absolute path on the head"),
+        (
+            {"ablit_graft_method": "recipe", "ablit_graft_enabled": True},
+            "ablit_graft_recipe is empty",
+        ),
         ({"ablit_graft_image": ["a"]}, "one line of text"),
         ({"ablit_graft_memory_gib": 0}, "from 1 up"),
         ({"rank_files_command": ["cut", "{model}", "{out}"]}, "lacks {rank}"),
