@@ -8,6 +8,8 @@ usage: simulated_pair/start && .venv/bin/python benchmarks/transfer.py [--gb N] 
 
 rsync       `rsync -a` of the repository's folder over ssh with default settings; nothing is hashed
 daemon, ssh ours, whole: the offer, both rails, sha256 of everything on the receiver, in place
+bare        what ours is made of: a plain daemon's files over both rails, nothing is proven
+sha256      what ours is made of: the proof, of the source where it lies, one after the other
 cp          a copy of the same on one machine, without any line
 iperf3      one rail, nothing else
 memory      both sides are in memory
@@ -103,6 +105,23 @@ print(json.dumps({{"seconds": time.monotonic() - began, **data}}))
 """
 
 
+# On the head: the sha256 of every blob, as the job computes it.
+PROVE = """
+import hashlib, sys
+from pathlib import Path
+for path in Path(sys.argv[1]).rglob("blobs/*"):
+    with path.open("rb", buffering=0) as stream:
+        hashlib.file_digest(stream, "sha256")
+"""
+BARE_PORT = 8740
+BARE = f"""use chroot = no
+reverse lookup = no
+pid file = {CODE}/rsyncd.pid
+[blobs]
+path = %s/there/.cache/huggingface/hub/{FOLDER}/blobs
+"""
+
+
 @dataclass(frozen=True)
 class Took:
     """One copy of everything."""
@@ -154,6 +173,8 @@ def measure(place: str, size: int, rounds: int, streams: int) -> None:
             "rsync": lambda: timed(lambda: plain_rsync(folder)),
             "daemon": lambda: ours(folder, manifest, "daemon", streams),
             "ssh": lambda: ours(folder, manifest, "ssh", streams),
+            "bare": lambda: bare(folder),
+            "sha256": lambda: timed(lambda: prove(folder)),
             "cp": lambda: timed(lambda: copy(folder)),
         }
         found: dict[str, list[Took]] = {name: [] for name in ways}
@@ -229,6 +250,7 @@ def ours(folder: str, manifest: dict[str, Any], transport: str, streams: int) ->
         "transport": transport,
         "ports": [8730, 8739],
         "streams": streams,
+        "limit_bytes_per_second": None,
         "floor_bytes": 0,
     }
     (PAIR.worker.state / "order.json").write_text(json.dumps(order))
@@ -244,6 +266,32 @@ def ours(folder: str, manifest: dict[str, Any], transport: str, streams: int) ->
     )
     data = json.loads(said[0])
     return Took(took.seconds, took.processor, data["wire_bytes"] / data["payload_bytes"])
+
+
+def bare(folder: str) -> Took:
+    """The bytes alone: half of the files over each rail, an rsync for each as ours has them."""
+    conf, blobs = f"{CODE}/rsyncd.conf", f"{folder}/there/.cache/huggingface/hub/{FOLDER}/blobs"
+    text = shlex.quote(BARE % folder)
+    as_user(HEAD, f"printf %s {text} > {conf} && rsync --daemon --port={BARE_PORT} --config={conf}")
+    words = "rsync --inplace --whole-file --checksum-choice=none"
+    names = as_user(HEAD, f"ls {blobs}").split()
+    streams = [
+        "; ".join(
+            f"{words} rsync://{PAIR.head.addresses[rail]}:{BARE_PORT}/blobs/{name} {folder}/here/"
+            for name in names[rail - 1 :: 2]
+        )
+        for rail in (1, 2)
+    ]
+    script = f"mkdir {folder}/here; ({streams[0]}) & ({streams[1]}); wait; sync -f {folder}/here"
+    try:
+        return timed(lambda: as_user(WORKER, script))
+    finally:
+        as_user(HEAD, f"kill $(cat {CODE}/rsyncd.pid)")
+
+
+def prove(folder: str) -> None:
+    """The sha256 of everything."""
+    as_user(HEAD, f"python3 -I -c {shlex.quote(PROVE)} {folder}/there")
 
 
 def copy(folder: str) -> None:
@@ -263,7 +311,7 @@ def iperf3() -> float:
 # ---- around them --------------------------------------------------------------------------------
 
 
-def timed(work: Callable[[], None]) -> Took:
+def timed(work: Callable[[], object]) -> Took:
     """How long something takes, and what it costs both machines."""
     before, began = processor(), time.monotonic()
     work()

@@ -1,10 +1,10 @@
 """One rsync that fetches some of the peer's files: its words, and what its end means.
 
-A big file goes straight into its staged name with --inplace --append. A partial folder would be
-filled only by an rsync that ends in good order: one that is killed, with its machine or by the
-kernel, leaves a hidden file of a random name, and 100 GB would come once more. What --append does
-not look at, whether the bytes that are there already are right, is what the hash of the whole file
-is for; and nothing has its final name before that was compared.
+A big file goes straight into its staged name with --inplace, and with --append if some of it is
+there. A partial folder would be filled only by an rsync that ends in good order: one that is
+killed, with its machine or by the kernel, leaves a hidden file of a random name, and 100 GB would
+come once more. What --append does not look at, whether the bytes that are there already are right,
+is what the hash of the whole file is for; and nothing has its final name before that was compared.
 
 Only regular files are asked for, under the names that the peer has found behind all links, one
 after the other on the standard input: no name is ever read as an option or as a pattern.
@@ -37,6 +37,7 @@ PASSWORD = "RSYNC_PASSWORD"  # noqa: S105 (the name of a variable)
 
 _WAIT_SECONDS = 0.02
 _END_SECONDS = 3.0
+_PROCESS = re.compile(r"^rsync: \[(\w+)\]", re.MULTILINE)
 _STATS = re.compile(r"^Total bytes (?:sent|received): (\d+)$", re.MULTILINE)
 
 
@@ -69,11 +70,18 @@ class Ended:
             return Verdict.DONE
         if self.code in (20, -15, -2):
             return Verdict.ENDED
-        if self.code in (23, 24):
+        if self.code == 24 or (self.code == 23 and not self._was_here):
             return Verdict.SOURCE
-        if self.code in (11, 126, 127):
+        if self.code in (11, 23, 126, 127):
             return Verdict.HERE
         return Verdict.LINE
+
+    @property
+    def _was_here(self) -> bool:
+        """Whether what did not work is this end's: both end with the same code, and only their
+        words name the process. The first counts; what follows may follow from it."""
+        named = _PROCESS.search(self.err)
+        return named is not None and named[1] != "sender"
 
     @property
     def words(self) -> str:
@@ -109,14 +117,22 @@ def ssh_words(rail: Rail, peer: Peer, lent: Lent) -> list[str]:
     return ["--protect-args", f"--rsh={' '.join(shell)}", f"{peer.user}@{host}:{lent.folder}/"]
 
 
-def rsync_words(source: Sequence[str], target: Path | str, limit: float | None) -> list[str]:
-    """The whole command; `target` is a file's name, or a folder with a slash at its end."""
+def rsync_words(
+    source: Sequence[str], target: Path | str, limit: float | None, *, resumed: bool
+) -> list[str]:
+    """The whole command; `target` is a file's name, or a folder with a slash at its end.
+
+    `resumed`: something of it is there, and only what is missing comes.
+    """
+    # rsync's own sums of what it sends prove less than the sha256 that follows, and cost a tenth of
+    # all its time; with --append it insists on them.
+    how = ["--append"] if resumed else ["--whole-file", "--checksum-choice=none"]
     rate = [] if limit is None else [f"--bwlimit={max(1, int(limit / 1024))}"]
     return [
         *ENDS_WITH_ITS_PARENT,
         "rsync",
         "--inplace",
-        "--append",
+        *how,
         "--no-relative",
         "--from0",
         "--files-from=-",

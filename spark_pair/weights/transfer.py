@@ -469,7 +469,7 @@ class _Carrier:
             self.halt(str(error))
             return
         self._queue = deque(self._units(left))
-        self._streams = min(self.way.streams, len(self._queue))
+        self._streams = min(self.way.streams, len(self._queue), _streams_most(self.way))
         with ThreadPoolExecutor(self._streams, "transfer") as pool:
             work = [pool.submit(self._work) for _ in range(self._streams)]
             try:
@@ -678,7 +678,7 @@ class _Carrier:
             try:
                 ended = self._rsync(
                     line, number, [self._lent(number).name], part.path,
-                    lambda seconds: self._grows(part, line, seconds),
+                    lambda seconds: self._grows(part, line, seconds), resumed=part.length() > 0,
                 )  # fmt: skip
             finally:
                 with self._changed:
@@ -796,6 +796,8 @@ class _Carrier:
         names: Sequence[str],
         target: Path | str,
         watch: Callable[[float], None],
+        *,
+        resumed: bool = False,
     ) -> Ended:
         lent = self._lent(number)
         if self.way.transport == "ssh":
@@ -803,7 +805,8 @@ class _Carrier:
         else:
             source = daemon_words(line.rail, line.port or 0, lent)
         limit = self.way.limit_bytes_per_second
-        argv = rsync_words(source, target, None if limit is None else limit / self._sharers())
+        share = None if limit is None else limit / self._sharers()
+        argv = rsync_words(source, target, share, resumed=resumed)
         self.meter.say("")
         secret = self._request.secret if self._request else ""
         stall = _Stall(Path(target), self.patience.stall_seconds)
@@ -933,6 +936,12 @@ def _by_content(files: Iterable[File]) -> list[list[File]]:
     for file in files:
         alike.setdefault(file.etag, []).append(file)
     return list(alike.values())
+
+
+def _streams_most(way: Way) -> int:
+    """One for each processor, as each keeps more than one busy: what is beyond that only pushes
+    the others' bytes out of the processor's cache. Both rails are used in any case."""
+    return max(len(way.rails), len(os.sched_getaffinity(0)))
 
 
 def _free(folder: Path) -> int:

@@ -9,6 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -510,6 +511,25 @@ class TestGoingOn:
         assert data["payload_bytes"] == pair.total - 2 * MIB
         pair.right()
 
+    def test_only_a_part_is_added_to(
+        self, pair: TwoCaches, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, added = rsync_streams.run, []
+
+        def run(argv: list[str], *words: Any) -> Any:
+            added.append((Path(argv[-1]).name, "--append" in argv))
+            return real(argv, *words)
+
+        monkeypatch.setattr(transfer, "run", run)
+        pair.fill()
+        with Part(pair.cache.make_staging(REPO), pair.file(BIG)) as part:
+            part.write(pair.contents[BIG][: 2 * MIB])
+            part._write_state()
+        pair.transfer()
+        assert [name for name, more in added if more] == [part.path.name]
+        assert len(added) > 1
+        pair.right()
+
     def test_a_part_that_is_wrong_costs_one_more_try(self, pair: TwoCaches) -> None:
         pair.fill()
         with Part(pair.cache.make_staging(REPO), pair.file(BIG)) as part:
@@ -545,6 +565,24 @@ class TestRailsAreUsed:
         pair.fill()
         _, data = pair.transfer()
         assert all(one["bytes"] >= len(pair.contents[SECOND]) for one in data["rails"])
+
+
+@pytest.mark.parametrize(("processors", "streams"), [(1, 2), (2, 2), (3, 3), (20, 3)])
+def test_no_more_streams_than_processors_but_both_rails(
+    pair: TwoCaches, monkeypatch: pytest.MonkeyPatch, processors: int, streams: int
+) -> None:
+    started = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, count: int, name: str) -> None:
+            started.append((name, count))
+            super().__init__(count, name)
+
+    monkeypatch.setattr(transfer, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    pair.fill()
+    pair.transfer(streams=3)
+    assert dict(started)["transfer"] == streams
 
 
 def test_progress_is_shown(pair: TwoCaches, monkeypatch: pytest.MonkeyPatch) -> None:
