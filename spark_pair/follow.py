@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .journal import Event, Record, read, records
+from .journal import Event, Record, former, read, records
 
 STUCK = "stuck"
+
+_UNTOUCHED = ("observe", "refuse", "drain", "arm")
+_NEVER_MIND = "its process ended before anything was touched; ask for it again"
+
+_OUTCOMES = {0: "done", 10: "refused", 11: "gave up", 20: "went back", 30: "nobody"}
 
 
 def line_of(event: Event) -> str | None:
@@ -32,13 +37,16 @@ def progress(path: Path, switch_id: str, after: int, *, running: bool) -> dict[s
     """What happened since event number `after`: lines, whether it is over, and how it ended.
 
     `running` tells whether a process holds the switch's lock: without one, and without an end in
-    the journal, the switch is "lost" (its process died and was not started again).
+    the journal, the switch is "lost" (its process died and was not started again), or refused when
+    nothing had been touched.
     """
-    events = [event for event in read(path) if event.get("id") == switch_id]
+    events = read(path, switch_id)
     # An end before `after` is an old one: a switch that got stuck goes on when it is resumed.
     last = next((e for e in reversed(events[after:]) if e["event"] in ("end", STUCK)), None)
     if last is not None and events[-1] is not last and last["event"] == STUCK and running:
         last = None
+    if last is None and events and not running and not _touched(events):
+        last = {"exit": 10, "changed": False, "message": _NEVER_MIND}
     state = "done" if last else ("running" if running else "lost")
     return {
         "id": switch_id,
@@ -51,6 +59,15 @@ def progress(path: Path, switch_id: str, after: int, *, running: bool) -> dict[s
     }
 
 
+def _touched(events: Sequence[Event]) -> bool:
+    """Whether the pair may have been changed: that is written down before it is done."""
+    return any(
+        event["event"] == "armed"
+        or (event["event"] == "phase" and event["phase"] not in _UNTOUCHED)
+        for event in events
+    )
+
+
 def summary(record: Record) -> dict[str, Any]:
     """One switch for the history: who asked, what came of it, how long each phase took."""
     begin = record.begin
@@ -60,20 +77,28 @@ def summary(record: Record) -> dict[str, Any]:
         phases[phase] = round(phases.get(phase, 0.0) + seconds, 3)
     return {
         "id": record.id,
-        "time": begin["time"],
-        "target": begin["target"],
+        "time": begin.get("time", 0),
+        "target": begin.get("target", ""),
         "asked_by": begin.get("asked_by", ""),
         "reason": begin.get("reason", ""),
         "exit": end["exit"] if end else None,
-        "message": end["message"] if end else "not ended",
+        "message": end["message"] if end else _not_ended(record),
         "ended_at": end["time"] if end else None,
         "phases": phases,
+        "cut_off": record.cut_off(),
     }
 
 
+def _not_ended(record: Record) -> str:
+    return f"not ended, in {record.last_phase}" if record.last_phase else "not ended"
+
+
 def history(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last `count` switches, oldest first."""
+    """The last `count` switches, oldest first; also those that were cut off the journal once."""
     known = records(read(path))
+    if count <= 0 or len(known) < count:
+        here = {record.id for record in known}
+        known = [old for old in records(read(former(path))) if old.id not in here] + known
     return [summary(record) for record in (known[-count:] if count > 0 else known)]
 
 
@@ -84,8 +109,13 @@ def history_text(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row["time"])))
-        ended = "open" if row["exit"] is None else f"exit {row['exit']}"
-        lines.append(f"{when}  -> {row['target']:<12} {ended:<8} {row['message']}")
-        spent = "  ".join(f"{name} {seconds:.1f}" for name, seconds in row["phases"].items())
-        lines.append(f"    by {row['asked_by']}; {row['reason']}; seconds: {spent or '-'}")
+        code = row["exit"]
+        ended = "open" if code is None else f"exit {code} {_OUTCOMES.get(code, '')}".rstrip()
+        lines.append(f"{when}  -> {row['target']:<12} {ended:<19} {row['message']}")
+        spent = [f"{name} {seconds:.1f}" for name, seconds in row["phases"].items()]
+        spent += [f"{name} cut off" for name in row["cut_off"]]
+        if row["ended_at"] is not None:
+            spent.append(f"in all {max(0.0, row['ended_at'] - row['time']):.1f}")
+        seconds = ", ".join(spent) or "-"
+        lines.append(f"    by {row['asked_by']}; {row['reason']}; seconds: {seconds}")
     return "\n".join(lines)

@@ -21,6 +21,8 @@ Event = dict[str, Any]
 
 _KEEP_SIZE = 1
 RESERVE_BYTES = 1 << 20
+TRIM_ABOVE = 1 << 20
+TRIM_TO = 1 << 18
 
 
 @dataclass
@@ -65,6 +67,48 @@ class Journal:
             os.close(handle)
 
 
+def former(path: Path) -> Path:
+    """Where the whole journal lies as it was before it was last cut down."""
+    return path.with_name(f"{path.name}.1")
+
+
+def trim(path: Path, *, above: int = TRIM_ABOVE, keep: int = TRIM_TO) -> None:
+    """Cut a journal of more than `above` bytes down to the newest switches that fit into `keep`.
+
+    The newest one is kept whatever its length. Only for who holds the lock, with no switch open.
+    A disk that refuses leaves everything as it is: a long journal is no reason to fail.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        if path.stat().st_size <= above:
+            return
+        data = path.read_bytes()
+        new.write_bytes(data[_cut(data, keep) :])
+        new.chmod(0o644)
+        Journal(new).reserve()
+        with new.open("rb") as stream:
+            os.fsync(stream.fileno())
+        former(path).unlink(missing_ok=True)
+        os.link(path, former(path))
+        new.replace(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        print(f"journal: it could not be cut down: {error}", file=sys.stderr)
+        new.unlink(missing_ok=True)
+
+
+def _cut(data: bytes, keep: int) -> int:
+    """Where the oldest switch begins that still fits; 0 when no switch begins anywhere."""
+    offset = found = 0
+    for line in data.splitlines(keepends=True):
+        begins = (event := _parsed(line)) is not None and event["event"] == "begin"
+        if begins and (not found or len(data) - found > keep):
+            found = offset
+        offset += len(line)
+    return found
+
+
 def _write_all(handle: int, data: bytes) -> None:
     """Write all of it: on a disk that fills up, a write may end early without an error."""
     while data:
@@ -79,23 +123,32 @@ def _after_torn_line(handle: int) -> bytes:
     return b"\n"
 
 
-def read(path: Path) -> list[Event]:
-    """All readable events in order; a torn or foreign line is passed over."""
-    return list(_events(path))
+def read(path: Path, switch_id: str | None = None) -> list[Event]:
+    """All readable events in order, or those of one switch; a torn or foreign line is passed over.
+
+    Whoever follows a switch reads again and again, and only its own lines are worth parsing.
+    """
+    return list(_events(path, switch_id))
 
 
-def _events(path: Path) -> Iterator[Event]:
+def _events(path: Path, switch_id: str | None) -> Iterator[Event]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return
+    word = json.dumps(switch_id).encode() if switch_id is not None else b""
     for line in data.split(b"\n"):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "event" in event:
+        event = _parsed(line) if word in line else None
+        if event is not None and switch_id in (None, event.get("id")):
             yield event
+
+
+def _parsed(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 @dataclass(frozen=True)
@@ -126,6 +179,21 @@ class Record:
             for event in self.events
             if event["event"] == "outcome"
         ]
+
+    def cut_off(self) -> list[str]:
+        """Phases that were entered and never ended, each once: the process died in them."""
+        found: dict[str, None] = {}
+        entered: str | None = None
+        for event in self.events:
+            if event["event"] == "phase":
+                if entered is not None:
+                    found[entered] = None
+                entered = str(event["phase"])
+            elif event["event"] == "outcome":
+                entered = None
+        if entered is not None:
+            found[entered] = None
+        return list(found)
 
     @property
     def last_outcome(self) -> tuple[str, str] | None:

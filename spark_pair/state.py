@@ -32,6 +32,12 @@ class PairState:
     suspects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Per server: since when (boot clock) it fails its probes without any progress."""
 
+    def owe_keepers_of(self, switch: str) -> None:
+        """Another switch takes over from this one: what it stopped must come back all the same."""
+        for record in self.keepers.values():
+            if record["switch"] == switch:
+                record["owed"] = True
+
     def set_hold(self, by: str, reason: str) -> None:
         """From now on a plain `site.yml` ends before cut-over, saying `reason`."""
         self.hold = {"since": time.time(), "by": by, "reason": reason}

@@ -116,7 +116,9 @@ def after(phase: Phase, outcome: Outcome) -> Phase | Exit:
         return Phase.BACK_OUT
     if phase in FINISHING:
         return Exit.DONE
-    return Phase.CLEAN if phase in (Phase.RECOVER, Phase.CLEAN) else Phase.RECOVER
+    if phase is Phase.CLEAN:
+        return Exit.NOBODY
+    return Phase.CLEAN if phase is Phase.RECOVER else Phase.RECOVER
 
 
 def resume_at(last: Phase | None) -> Phase | Exit:

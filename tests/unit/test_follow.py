@@ -100,6 +100,17 @@ class TestProgress:
         write(path, *STORY)
         assert progress(path, "s1", 4, running=False)["state"] == "lost"
 
+    @pytest.mark.parametrize("rows", [[BEGIN], [BEGIN, event("phase", phase="drain")]])
+    def test_lost_before_anything_was_touched_is_no_loss(
+        self, path: Path, rows: list[Event]
+    ) -> None:
+        write(path, *rows)
+        told = progress(path, "s1", len(rows), running=False)
+        assert (told["state"], told["exit"], told["changed"]) == ("done", 10, False)
+        assert "before anything was touched" in told["message"]
+        write(path, *rows, event("armed"))
+        assert progress(path, "s1", len(rows), running=False)["state"] == "lost"
+
     def test_done_does_not_need_a_process(self, path: Path) -> None:
         write(path, *STORY, END)
         assert progress(path, "s1", 0, running=False)["state"] == "done"
@@ -168,7 +179,21 @@ class TestHistory:
             "message": "backed out; hikari serves as before",
             "ended_at": NOON + 60,
             "phases": {"recover": 30.3},
+            "cut_off": [],
         }
+
+    def test_phases_in_which_the_process_died(self) -> None:
+        entered = [event("phase", phase=phase) for phase in ("stop", "start", "recover")]
+        done = event("outcome", phase="stop", outcome="ok", seconds=1)
+        told = summary(Record("s1", (BEGIN, entered[0], done, entered[1], entered[2])))
+        assert told["phases"] == {"stop": 1.0}
+        assert told["cut_off"] == ["start", "recover"]
+        assert told["message"] == "not ended, in recover"
+
+    @pytest.mark.parametrize("missing", ["target", "time", "reason", "asked_by"])
+    def test_a_foreign_line_spoils_no_table(self, path: Path, missing: str) -> None:
+        write(path, {key: value for key, value in BEGIN.items() if key != missing}, END)
+        assert "exit 11" in history_text(history(path, 10))
 
     def test_an_open_switch(self) -> None:
         told = summary(Record("s1", (BEGIN,)))
@@ -189,10 +214,26 @@ class TestHistory:
         assert history_text([]) == "no switch yet"
 
     def test_table(self, path: Path) -> None:
-        write(path, *STORY, END, {**BEGIN, "id": "s2", "target": "none"})
+        killed = event("phase", "s2", phase="stop")
+        write(path, *STORY, {**END, "time": NOON + 9}, {**BEGIN, "id": "s2", "target": "none"},
+              killed)  # fmt: skip
         assert history_text(history(path, 10)).splitlines() == [
-            "2023-11-14 22:13:20  -> deepseek     exit 11  backed out; hikari serves as before",
-            "    by ann; a test; seconds: back_out 1.2",
-            "2023-11-14 22:13:20  -> none         open     not ended",
-            "    by ann; a test; seconds: -",
+            "2023-11-14 22:13:20  -> deepseek     exit 11 gave up     "
+            "backed out; hikari serves as before",
+            "    by ann; a test; seconds: back_out 1.2, in all 9.0",
+            "2023-11-14 22:13:20  -> none         open                not ended, in stop",
+            "    by ann; a test; seconds: stop cut off",
         ]
+
+    def test_a_torn_last_line(self, path: Path) -> None:
+        write(path, *STORY, END)
+        with path.open("a") as stream:
+            stream.write('{"event": "begin", "id": "s2", "ti')
+        assert [row["exit"] for row in history(path, 10)] == [11]
+
+    def test_what_was_cut_off_the_journal_is_still_told_once(self, path: Path) -> None:
+        write(path, *STORY, END)
+        older = path.with_name("journal.jsonl.1")
+        write(older, {**BEGIN, "id": "s0"}, {**END, "id": "s0"}, *STORY, END)
+        assert [row["id"] for row in history(path, 10)] == ["s0", "s1"]
+        assert history(path, 10)[1]["phases"] == {"back_out": 1.25}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_pair.journal import Event, Journal, Record, open_record, read, records
+from spark_pair.journal import Event, Journal, Record, former, open_record, read, records, trim
 
 
 @pytest.fixture
@@ -184,6 +184,86 @@ def test_any_torn_tail_leaves_exactly_the_whole_lines(
 def test_no_file_raises(data: bytes) -> None:
     assert isinstance(in_a_file(data, read), list)
     in_a_file(data, open_record)
+
+
+def story(path: Path, *switches: str, notes: int = 20) -> None:
+    for switch in switches:
+        rows = [event("note", switch, text="x" * 50)] * notes
+        written(path, event("begin", switch), *rows, event("end", switch))
+
+
+def ids(path: Path) -> list[str]:
+    return [record.id for record in records(read(path))]
+
+
+class TestTrim:
+    def test_a_small_journal_stays_as_it_is(self, path: Path) -> None:
+        story(path, "1", "2")
+        trim(path, above=1 << 20, keep=1)
+        assert ids(path) == ["1", "2"]
+        assert not former(path).exists()
+
+    def test_whole_switches_are_kept_the_newest_ones(self, path: Path) -> None:
+        story(path, *"123456")
+        size = path.stat().st_size
+        trim(path, above=size - 1, keep=size // 2 + 10)
+        assert ids(path) == ["4", "5", "6"]
+        assert all(len(record.events) == 22 for record in records(read(path)))
+        assert ids(former(path)) == list("123456")
+        assert path.stat().st_mode & 0o777 == 0o644
+
+    def test_the_newest_one_is_kept_however_long_it_is(self, path: Path) -> None:
+        story(path, "1", "2", notes=100)
+        trim(path, above=1, keep=1)
+        assert ids(path) == ["2"]
+
+    def test_room_is_set_aside_in_the_new_file_as_well(self, path: Path) -> None:
+        story(path, "1", "2")
+        trim(path, above=1, keep=1)
+        assert path.stat().st_blocks * 512 >= 1 << 20
+
+    def test_a_second_time_replaces_what_was_put_aside(self, path: Path) -> None:
+        story(path, "1", "2")
+        trim(path, above=1, keep=1)
+        story(path, "3")
+        trim(path, above=1, keep=1)
+        assert ids(path) == ["3"]
+        assert ids(former(path)) == ["2", "3"]
+
+    @pytest.mark.parametrize("step", ["reserve", "link", "replace"])
+    def test_a_disk_that_refuses_leaves_the_journal(
+        self, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        story(path, "1", "2")
+        before = path.read_bytes()
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        owner = {"reserve": Journal, "link": os, "replace": Path}[step]
+        monkeypatch.setattr(owner, step, refuse)
+        trim(path, above=1, keep=1)
+        assert path.read_bytes() == before
+        assert not list(path.parent.glob("*.new"))
+
+    def test_without_a_journal(self, path: Path) -> None:
+        trim(path)
+        assert not path.exists()
+
+    def test_torn_and_foreign_lines(self, path: Path) -> None:
+        story(path, "1", "2")
+        with path.open("ab") as stream:
+            stream.write(b'\xff"event": "begin"\n{"event": "begin", "id"')
+        trim(path, above=1, keep=1)
+        assert ids(path) == ["2"]
+
+
+def test_only_the_lines_of_one_switch_are_read(path: Path) -> None:
+    story(path, "one", "two", notes=1)
+    with path.open("ab") as stream:
+        stream.write(b'{"event": "note", "id": "on')
+    assert {row["id"] for row in read(path, "two")} == {"two"}
+    assert len(read(path, "two")) == 3
 
 
 def event(kind: str, switch: str = "1", **more: Any) -> Event:
