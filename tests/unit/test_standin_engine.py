@@ -74,10 +74,10 @@ class Pair:
             *("--no-thinking", *more),
         )
 
-    def rank1(self) -> subprocess.Popen[str]:
+    def rank1(self, kit: Path = Path("/kit")) -> subprocess.Popen[str]:
         return self.run(
             *("tf-dsv41-lanes", "/model", str(self.ranks), "1", "2", "127.0.0.1"),
-            *(str(self.link_port), "/kit", "--pool", "262144"),
+            *(str(self.link_port), str(kit), "--pool", "262144"),
         )
 
     def fault(self, **fault: object) -> None:
@@ -459,3 +459,15 @@ def test_rank_0_must_be_told_where_the_rank_files_are(pair: Pair) -> None:
     del pair.environment["TF_DS_RANK_CACHE"]
     assert pair.rank0().wait(timeout=10) == 1
     assert "error: set TF_DS_RANK_CACHE to the lane" in pair.log.read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_wide_rounds_need_their_kernels_in_the_image(pair: Pair, tmp_path: Path, rank: int) -> None:
+    kit = tmp_path / "kit"
+    pair.environment |= {"TF_DS_ROUND_ROWS": "32", "TF_DS_KIT": str(kit)}
+    (kit / "wide").mkdir(parents=True)
+    (kit / "wide/rows-32-linear.cubin").touch()
+    process = pair.rank0() if rank == 0 else pair.rank1(kit)
+    assert process.wait(timeout=10) == 1
+    said = pair.log.read_text() if rank == 0 else process.stdout and process.stdout.read()
+    assert "CUDA graph capture failed: no experts kernel for a round of 32 rows" in str(said)

@@ -3,7 +3,8 @@
 # same commits: names, dates and modes are fixed.
 # usage: build.sh TARGET.git
 #   v1  the first published state, without tools/
-#   v2  the present one
+#   v2  with tools/
+#   v3  the present one: says where wider kernels go
 set -euo pipefail
 
 target=$1
@@ -37,9 +38,11 @@ copy 0755 start.sh stop.sh scripts/memguard.sh scripts/prepare.sh
 copy 0644 .gitignore README.md scripts/config.sh scripts/local.sh.example scripts/nodes.sh
 echo 1 >"$work/tree/VERSION"
 commit '2026-01-10T12:00:00+00:00' 'Launcher for two machines' v1
-copy 0644 VERSION
+echo 2 >"$work/tree/VERSION"
 copy 0755 tools/ablit_stock_dtypes.py tools/bench.py
 commit '2026-02-14T12:00:00+00:00' 'Add a smoke reading of the speed' v2
+copy 0644 VERSION KERNELS.md
+commit '2026-03-07T12:00:00+00:00' 'Say where kernels for wider rounds go' v3
 
 rm -rf "$target"
 git clone --quiet --bare "$work/tree" "$target"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 MAX_LANES = 8
 DEFAULT_LINK_PORT = 29620
+STOCK_ROWS = 16
+WIDE_PARTS = ("linear", "experts")
 
 
 class StartError(Exception):
@@ -41,6 +43,7 @@ class FollowOptions:
 
     model_dir: Path
     cache_dir: str
+    kit: Path
     head: str
     link_port: int
     pool: int
@@ -107,6 +110,7 @@ def parse_follow(arguments: list[str]) -> FollowOptions:
     return FollowOptions(
         model_dir=parsed.model_dir,
         cache_dir=parsed.cache_dir,
+        kit=Path(parsed.kit),
         head=parsed.head,
         link_port=parsed.link_port,
         pool=parsed.pool,
@@ -126,4 +130,20 @@ def link_address() -> tuple[str, int]:
 def round_rows() -> int:
     """Rows of one decode round, from ``TF_DS_ROUND_ROWS``."""
     text = os.environ.get("TF_DS_ROUND_ROWS", "")
-    return int(text) if text.isdecimal() else 16
+    return int(text) if text.isdecimal() else STOCK_ROWS
+
+
+def check_kernels(kit: Path) -> None:
+    """Capture the graphs of a round: more rows than the stock ones need kernels from `kit`.
+
+    Raises :class:`StartError`. Their content does not matter here, as nothing runs them.
+    """
+    rows = round_rows()
+    if rows <= STOCK_ROWS:
+        return
+    for part in WIDE_PARTS:
+        if not (kit / f"wide/rows-{rows}-{part}.cubin").is_file():
+            raise StartError(
+                f"NoKernelImages: CUDA graph capture failed: no {part} kernel for a round of "
+                f"{rows} rows in {kit}"
+            )

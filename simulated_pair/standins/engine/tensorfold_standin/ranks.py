@@ -21,6 +21,7 @@ from tensorfold_standin.options import (
     FollowOptions,
     ServeOptions,
     StartError,
+    check_kernels,
     link_address,
     parse_follow,
     parse_serve,
@@ -45,8 +46,8 @@ def _watch_signals() -> None:
     signal.signal(signal.SIGINT, _terminate)
 
 
-def _load(rank: int, fault: Fault, directory: str) -> float:
-    """Check this rank's file and pretend to load it; seconds taken.
+def _load(rank: int, fault: Fault, directory: str, kit: Path) -> float:
+    """Check this rank's file and kernels, and pretend to load; seconds taken.
 
     Raises :class:`rank_cache.RankCacheError`, or :class:`StartError` without a directory.
     """
@@ -55,6 +56,7 @@ def _load(rank: int, fault: Fault, directory: str) -> float:
         raise StartError("set TF_DS_RANK_CACHE to the lane's per-rank weight files")
     rank_cache.load(Path(directory), rank)
     time.sleep(LOAD_SECONDS)
+    check_kernels(kit)
     if fault.mode == "exit_while_loading" and fault.rank == rank:
         raise StartError("the stand-in was asked to fail while loading")
     return time.monotonic() - began
@@ -78,7 +80,8 @@ def _serve(options: ServeOptions, ledger: Ledger) -> None:
     fault = faults.current()
     keys = Keys(options.api_keys, options.api_key_file)
     master, link_port = link_address()
-    loaded = _load(0, fault, os.environ.get("TF_DS_RANK_CACHE", ""))
+    kit = Path(os.environ.get("TF_DS_KIT") or "/kit")
+    loaded = _load(0, fault, os.environ.get("TF_DS_RANK_CACHE", ""), kit)
     leader = link.wait_for_follower(master, link_port)
     context = options.context // 2 if fault.mode == "smaller_context" else options.context
     engine = Engine(options, context, leader, faults, keys)
@@ -111,7 +114,7 @@ def _serve(options: ServeOptions, ledger: Ledger) -> None:
 
 def _follow(options: FollowOptions, ledger: Ledger) -> None:
     fault = Faults("engine").current()
-    loaded = _load(1, fault, options.cache_dir)
+    loaded = _load(1, fault, options.cache_dir, options.kit)
     peer = link.connect(options.head, options.link_port)
     report = {
         "rank": 1,

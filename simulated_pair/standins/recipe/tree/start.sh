@@ -72,7 +72,7 @@ api() { # PATH [CURL_ARGUMENT…]; the key goes through a file, never through an
     local path=$1
     shift
     if [[ $API_KEY == 1 ]]; then
-        curl -sf --header @<(printf 'Authorization: Bearer %s\n' "$(sed -n 's/^recipe: //p' "$STATE_DIR/api-key")") \
+        curl -sf --header @<(printf 'Authorization: Bearer %s\n' "$(sed -n '/^#/d; s/^[^:]*: *//p' "$STATE_DIR/api-key" | head -n 1)") \
             "$@" "http://127.0.0.1:$PORT$path"
     else
         curl -sf "$@" "http://127.0.0.1:$PORT$path"
@@ -141,6 +141,10 @@ make_commands() {
             -e "TF_DS_RANK_CACHE=/hf/$RANK_CACHE"
             -e "NCCL_SOCKET_IFNAME=$interface" -e "NCCL_IB_HCA=$devices" -e "NCCL_IB_GID_INDEX=$gid"
             -e "NCCL_MIN_NCHANNELS=$NCCL_CHANNELS" -e "NCCL_MAX_NCHANNELS=$NCCL_CHANNELS")
+        case $fault in
+            unknown_variable) command+=(-e TF_DS_SPILL=1) ;;
+            differs_from_dry_run | other_value) if ((rank == 1)); then command+=(-e TF_DS_GRAPHS=0); fi ;;
+        esac
         # The caller's own variables come last and win: whoever exports one bypasses the values above.
         command+=(${from_shell[@]+"${from_shell[@]}"} -v "$hf")
         if ((rank == 1)) && [[ -n $WORKER_ENGRAM_DIR ]]; then
@@ -196,7 +200,7 @@ setup() {
         die "image $IMAGE missing: PREPARE=$PREPARE skipped scripts/prepare.sh, which would build it"
     if ((worker_reachable)); then
         on_worker "docker image inspect $(printf %q "$IMAGE") >/dev/null 2>&1" </dev/null ||
-            die "image $IMAGE missing on the worker: run scripts/prepare.sh image, or copy it there"
+            die "image $IMAGE missing on the worker: run scripts/prepare.sh send, or copy it there"
     fi
 }
 
@@ -320,6 +324,11 @@ smoke_test() {
 }
 
 print_commands() {
+    if [[ $fault == unparsable ]]; then
+        echo "[dry-run] both ranks: docker compose --file docker-compose.yml up --detach"
+        return
+    fi
+    if [[ $fault == other_image ]]; then rank1_line=${rank1_line//"$IMAGE"/"${IMAGE%:*}:another"}; fi
     echo "[dry-run] rank 1 on $WORKER:"
     echo "  $rank1_line"
     echo "[dry-run] rank 0 here:"
@@ -333,7 +342,8 @@ main() {
     exec 9>"$STATE_DIR/start.lock"
     flock --nonblock 9 || die "another ./start.sh is already running; wait for it to finish"
     if [[ $DRY_RUN == 1 ]]; then
-        fault=
+        fault=$(requested_fault dry_run)
+        if [[ $fault == one_rail ]]; then NCCL_RAILS=1; fi
         log "DRY_RUN=1: printing the docker commands; nothing is stopped, started or prepared"
     else
         fault=$(requested_fault start)

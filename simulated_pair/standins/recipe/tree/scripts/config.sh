@@ -86,8 +86,8 @@ RANK_CACHE=$derived/checkpoint/rank-cache
 CHECKPOINT_REPOSITORY=hub/models--${RECIPE_CHECKPOINT/\//--}
 unset derived
 
-# Misbehaviour that a test asks this stand-in for: what is asked of start.sh or stop.sh.
-requested_fault() { # start|stop
+# Misbehaviour that a test asks this stand-in for: what is asked of start.sh, stop.sh or prepare.sh.
+requested_fault() { # start|stop|prepare
     local file=/srv/simulation/faults/recipe.json
     if [[ -f $file ]]; then
         jq --raw-output --arg script "$1" '.[$script] // empty' "$file"

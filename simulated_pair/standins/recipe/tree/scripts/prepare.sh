@@ -1,9 +1,10 @@
 #!/bin/bash
-# Prepares what a start needs, in three stages that can be called one by one:
-#   image   makes the engine's image from its archive and sends it to the worker
+# Prepares what a start needs, in four stages that can be called one by one:
+#   image   makes the engine's image from its archive and, where kit/ is there, the kernels in it
+#   send    sends the image to the worker
 #   graft   makes the checkpoint with the overlay applied (only with ABLIT=1)
 #   ranks   cuts the checkpoint into the two rank files, each on its own machine
-# usage: scripts/prepare.sh [image|graft|ranks]…      all three by default
+# usage: scripts/prepare.sh [image|send|graft|ranks]…      all four by default
 # It downloads nothing. The overlay here replaces whole tensors of equal shape; nothing about a
 # model's behaviour can be seen from it.
 set -euo pipefail
@@ -30,18 +31,49 @@ find_snapshot() { # REPOSITORY REVISION_PREFIX -> path below the cache
 # By content: two machines may keep equal images under different identifiers.
 content_of='{{ index .Config.Labels "spark-pair.standin.content" }}'
 
+recipe_state() { # the commit with whatever was changed in the checkout, as one word
+    { git rev-parse HEAD && git diff HEAD; } 2>/dev/null | sha256sum | cut -c 1-64
+}
+
 prepare_image() {
-    if [[ $(docker image inspect --format "$content_of" "$IMAGE" 2>/dev/null) != "$ENGINE_CONTENT" ]]; then
-        [[ -f $ENGINE_ARCHIVE ]] || die "no engine archive at $ENGINE_ARCHIVE to make $IMAGE from"
-        log "image: making $IMAGE"
-        docker load --quiet --input "$ENGINE_ARCHIVE" >/dev/null
-        [[ $IMAGE == tensorfold-dsv41:standin ]] || docker tag tensorfold-dsv41:standin "$IMAGE"
+    local base=tensorfold-dsv41:standin context fault
+    fault=$(requested_fault prepare)
+    if [[ $fault == exit0_without_image ]]; then
+        log "image: $IMAGE is made"
+        return
     fi
-    if [[ $(on_worker "docker image inspect --format '$content_of' $(printf %q "$IMAGE") 2>/dev/null" </dev/null) != "$ENGINE_CONTENT" ]]; then
-        log "image: sending $IMAGE to $WORKER"
+    [[ -f $ENGINE_ARCHIVE ]] || die "no engine archive at $ENGINE_ARCHIVE to make $IMAGE from"
+    if [[ $(docker image inspect --format "$content_of" "$base" 2>/dev/null) != "$ENGINE_CONTENT" ]]; then
+        log "image: loading the engine's archive"
+        docker load --quiet --input "$ENGINE_ARCHIVE" >/dev/null
+    fi
+    [[ $IMAGE != "$base" ]] || return 0
+    log "image: making $IMAGE"
+    # Nothing is fetched and nothing run: what goes in is copied.
+    context=$(mktemp -d)
+    mkdir "$context/kit"
+    if [[ -d kit && $fault != image_without_kit ]]; then
+        cp -r --preserve=mode kit/. "$context/kit/"
+    fi
+    {
+        echo "FROM $base"
+        echo "COPY kit /kit"
+        echo "LABEL spark-pair.standin.recipe=$(recipe_state)"
+    } >"$context/Dockerfile"
+    find "$context" -exec touch --date=@0 {} +
+    DOCKER_BUILDKIT=0 docker build --quiet --network none --tag "$IMAGE" "$context" 2>&1 || die "docker build failed (see above)"
+    rm -rf "$context"
+    log "image: $IMAGE is made"
+}
+
+prepare_send() {
+    local here
+    here=$(docker image inspect --format '{{.Id}}' "$IMAGE")
+    if [[ $(on_worker "docker image inspect --format '{{.Id}}' $(printf %q "$IMAGE") 2>/dev/null" </dev/null) != "$here" ]]; then
+        log "send: sending $IMAGE to $WORKER"
         docker save "$IMAGE" | on_worker 'docker load --quiet' >/dev/null
     fi
-    log "image: $IMAGE is on both machines"
+    log "send: $IMAGE is on both machines"
 }
 
 prepare_graft() {
@@ -93,10 +125,10 @@ exec 9>"$STATE_DIR/prepare.lock"
 flock --nonblock 9 || die "another prepare.sh is already running (it holds the download locks); wait for it to finish"
 open_worker || die "cannot ssh to $WORKER without a password: set up key-based ssh (ssh-copy-id $WORKER)"
 stages=("$@")
-((${#stages[@]})) || stages=(image graft ranks)
+((${#stages[@]})) || stages=(image send graft ranks)
 for stage in "${stages[@]}"; do
     case $stage in
-        image | graft | ranks) "prepare_$stage" ;;
-        *) die "no stage is called $stage: image, graft or ranks" ;;
+        image | send | graft | ranks) "prepare_$stage" ;;
+        *) die "no stage is called $stage: image, send, graft or ranks" ;;
     esac
 done
