@@ -7,16 +7,21 @@ the one that serves right now.
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import engine_checkout, engine_settings
+from .engine_checkout import head_commit
 from .errors import SparkPairError
 from .system import Runner, run_plainly
 
-LOCAL_SH = "recipe/scripts/local.sh"
+RECIPE = "recipe"
+LOCAL_SH = f"{RECIPE}/{engine_checkout.LOCAL_SH}"
 LAUNCH = "launch"
 MANIFEST = "generation.json"
 
@@ -38,28 +43,17 @@ class Wanted:
     owner: str
 
 
-def head_commit(checkout: Path, owner: str, runner: Runner = run_plainly) -> str | None:
-    """Commit that a checkout stands at, or None when there is no usable checkout."""
-    if not (checkout / ".git").exists():
-        return None
-    # As its owner: git refuses to work in another account's repository.
-    done = runner(
-        ["runuser", "-u", owner, "--", "git", "-C", str(checkout), "rev-parse", "HEAD"], 30
-    )
-    return done.out.strip() if done.ok else None
-
-
 def differences(wanted: Wanted, runner: Runner = run_plainly) -> list[str]:
-    """File names that differ in a generation that exists; [] when it is as it should be."""
+    """What differs in a generation that exists, by file; [] when it is as it should be."""
     files = {
         LOCAL_SH: wanted.local_sh,
         LAUNCH: wanted.launch,
         MANIFEST: wanted.manifest,
     }
     found = [name for name, text in files.items() if _read(wanted.path / name) != text]
-    if head_commit(wanted.path / "recipe", wanted.owner, runner) != wanted.commit:
-        found.append("recipe (another commit)")
-    return found
+    if head_commit(wanted.path / RECIPE, wanted.owner, runner) != wanted.commit:
+        return [*found, f"{RECIPE} (another commit)"]
+    return [*found, *_foreign(wanted.path, wanted.owner, runner).files]
 
 
 def check(wanted: Wanted, runner: Runner = run_plainly) -> bool:
@@ -68,11 +62,48 @@ def check(wanted: Wanted, runner: Runner = run_plainly) -> bool:
         return False
     changed = differences(wanted, runner)
     if changed:
-        raise GenerationError(
-            f"the generation {wanted.path} was changed after it was made ({', '.join(changed)}): "
-            "it no longer is what its name says. When no server uses it, remove it and run again"
-        )
+        shown = _foreign(wanted.path, wanted.owner, runner).diff
+        raise GenerationError("\n".join([_changed(wanted.path, changed), *_indented(shown)]))
     return True
+
+
+def changed(path: Path, owner: str, runner: Runner = run_plainly) -> list[str]:
+    """What was changed in a generation after it was made, told from the generation alone.
+
+    Its name is a hash over its files, the recipe's commit is in one of them, and the recipe's copy
+    notes what it was made from. What cannot be told counts as changed.
+    """
+    texts = {name: _read(path / name) for name in (MANIFEST, LOCAL_SH, LAUNCH)}
+    if unread := [f"{name} cannot be read" for name, text in texts.items() if text is None]:
+        return unread
+    manifest, local_sh, launch = (text or "" for text in texts.values())
+    if engine_settings.generation_hash(manifest, local_sh, launch) != path.name:
+        return [f"{MANIFEST}, {LOCAL_SH} or {LAUNCH}"]
+    if head_commit(path / RECIPE, owner, runner) != json.loads(manifest).get("commit"):
+        return [f"{RECIPE} (another commit)"]
+    try:
+        return list(_foreign(path, owner, runner).files)
+    except engine_checkout.CheckoutError as error:
+        return [str(error)]
+
+
+def _foreign(path: Path, owner: str, runner: Runner) -> engine_checkout.Changes:
+    """What the generation's recipe holds that nobody declared."""
+    own = (engine_checkout.LOCAL_SH,)
+    return engine_checkout.changes(path / RECIPE, owner, runner, own)
+
+
+def _changed(path: Path, names: Sequence[str]) -> str:
+    return (
+        f"the generation {path} was changed after it was made ({', '.join(names)}): it no longer "
+        "is what its name says, and is not overwritten. To keep a change of the recipe, write "
+        f"'git -C {path / RECIPE} diff' to a file and declare that in engine_image_patches. When "
+        "no server uses the generation, remove it and run again"
+    )
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
@@ -83,6 +114,8 @@ def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
             f"the recipe's checkout {wanted.checkout} stands at {commit or 'no commit'}, not at "
             f"{wanted.commit}: remove it and run again"
         )
+    if changed := engine_checkout.refusal(wanted.checkout, wanted.owner, runner):
+        raise GenerationError(changed)
     parent = wanted.path.parent
     parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     partial = parent / f".{wanted.path.name}.partial"
@@ -90,7 +123,7 @@ def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
         shutil.rmtree(partial)
     partial.mkdir(mode=0o755)
     try:
-        copied = runner(["cp", "-a", str(wanted.checkout), str(partial / "recipe")], 300)
+        copied = runner(["cp", "-a", str(wanted.checkout), str(partial / RECIPE)], 300)
         if not copied.ok:
             raise GenerationError(f"the recipe could not be copied: {copied.last_words()}")
         account = pwd.getpwnam(wanted.owner)
@@ -107,9 +140,14 @@ def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
         raise
 
 
+def local_sh(path: Path) -> str:
+    """Settings of the generation at `path`, secret ones included; "" when there is none."""
+    return _read(path / LOCAL_SH) or ""
+
+
 def current_local_sh(current: Path) -> str:
     """Settings of the generation that `current` leads to, for a diff; "" when there is none."""
-    return _read(current / LOCAL_SH) or ""
+    return local_sh(current)
 
 
 def _write(path: Path, text: str, mode: int) -> None:

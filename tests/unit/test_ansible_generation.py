@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_pair import generation
+from spark_pair import engine_checkout, engine_settings, generation
 from spark_pair.system import Result, run
 
 OWNER = getpass.getuser()
@@ -95,3 +95,51 @@ def test_an_interrupted_generation_leaves_nothing_that_counts(wanted: generation
     (partial / "junk").write_text("x")
     generation.make(wanted, without_runuser)
     assert generation.check(wanted, without_runuser)
+
+
+@pytest.fixture
+def made(tmp_path: Path, wanted: generation.Wanted) -> generation.Wanted:
+    """A generation under the name that its content has, as the plays make it."""
+    manifest = f'{{"commit": "{wanted.commit}"}}\n'
+    name = engine_settings.generation_hash(manifest, wanted.local_sh, wanted.launch)
+    named = replace(wanted, path=tmp_path / "generations" / name, manifest=manifest)
+    generation.make(named, without_runuser)
+    return named
+
+
+def test_a_generation_tells_by_itself_that_it_is_as_it_was_made(made: generation.Wanted) -> None:
+    assert generation.changed(made.path, OWNER, without_runuser) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("recipe/start.sh", "start.sh (changed)"),
+        ("recipe/.env", ".env (new)"),
+        ("recipe/mine", "mine (new)"),
+        ("recipe/scripts/local.sh", "generation.json, recipe/scripts/local.sh or launch"),
+        ("launch", "generation.json, recipe/scripts/local.sh or launch"),
+    ],
+)
+def test_a_foreign_edit_in_a_generation_is_found_both_ways(
+    made: generation.Wanted, name: str, words: str
+) -> None:
+    (made.path / name).write_text("#!/bin/sh\nmine\n")
+    assert generation.changed(made.path, OWNER, without_runuser) == [words]
+    with pytest.raises(generation.GenerationError, match="was changed after it was made"):
+        generation.check(made, without_runuser)
+    assert (made.path / name).read_text() == "#!/bin/sh\nmine\n"
+
+
+def test_a_generation_whose_note_is_broken_counts_as_changed(made: generation.Wanted) -> None:
+    (made.path / "recipe" / engine_checkout.RECORD).write_text("{")
+    (words,) = generation.changed(made.path, OWNER, without_runuser)
+    assert "cannot be read" in words
+
+
+def test_a_changed_checkout_makes_no_generation(wanted: generation.Wanted) -> None:
+    (wanted.checkout / "start.sh").write_text("mine\n")
+    with pytest.raises(generation.GenerationError, match=r"start\.sh \(changed\)"):
+        generation.make(wanted, without_runuser)
+    assert not wanted.path.exists()
+    assert engine_checkout.changes(wanted.checkout, OWNER, without_runuser)
