@@ -30,6 +30,7 @@ _UNIT_KEYS = (
     "InvocationID",
 )
 _READY = re.compile(r"\bserving \S+ at \S+ \(.*\bcontext: (?P<context>\d+)\b")
+_DRAFTS = re.compile(r"\bdrafts: (?P<drafts>on|off)\b")
 _KIB_PER_GIB = 1024 * 1024
 
 
@@ -175,11 +176,75 @@ def context_in_log(lines: Iterable[str]) -> int | None:
 
 def ready_context(container: str, runner: Runner = run_plainly) -> int | None:
     """Context that the running container reported when it became ready."""
+    lines = log_of(container, runner)
+    return context_in_log(lines) if lines is not None else None
+
+
+def log_of(container: str, runner: Runner = run_plainly) -> list[str] | None:
+    """What a container has said since it was last started; None when nobody can say."""
     started = runner(["docker", "inspect", "--format", "{{.State.StartedAt}}", container], 15)
     if not started.ok:
         return None
     logs = runner(["docker", "logs", "--since", started.out.strip(), container], 60)
-    return context_in_log((logs.out + "\n" + logs.err).splitlines()) if logs.ok else None
+    return (logs.out + "\n" + logs.err).splitlines() if logs.ok else None
+
+
+def said_when_ready(lines: Iterable[str]) -> dict[str, Any]:
+    """What a rank said of itself when it was ready, the last time that it did.
+
+    {"context": tokens or None, "drafts": bool or None}; rank 0 says it in its line of words, rank 1
+    as JSON, where the context is called its pool.
+    """
+    found: dict[str, Any] = {"context": None, "drafts": None}
+    for line in lines:
+        if match := _READY.search(line):
+            drafts = _DRAFTS.search(line)
+            drafting = drafts["drafts"] == "on" if drafts else None
+            found = {"context": int(match["context"]), "drafts": drafting}
+        elif line.startswith("{"):
+            said = _json(line)
+            if "rank" in said and isinstance(said.get("pool"), int):
+                drafting = said.get("drafts")
+                known = drafting if isinstance(drafting, bool) else None
+                found = {"context": said["pool"], "drafts": known}
+    return found
+
+
+def _json(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def rank(container: str, runner: Runner = run_plainly) -> View:
+    """A rank's container as Docker made it, and what it said when it was ready.
+
+    {"inspected": …, "image_id": what its image's name means now, "image_env": [NAME=value],
+    "ready": …}; "inspected" is None when there is no such container, or Docker does not say.
+    """
+    shown = _inspect("container", container, runner)
+    if shown is None:
+        return {"inspected": None, "image_id": None, "image_env": [], "ready": {}}
+    image = _inspect("image", str((shown.get("Config") or {}).get("Image")), runner) or {}
+    return {
+        "inspected": {
+            key: shown.get(key) for key in ("Name", "Image", "Config", "HostConfig", "Mounts")
+        },
+        "image_id": image.get("Id"),
+        "image_env": (image.get("Config") or {}).get("Env") or [],
+        "ready": said_when_ready(log_of(container, runner) or []),
+    }
+
+
+def _inspect(kind: str, name: str, runner: Runner) -> dict[str, Any] | None:
+    done = runner(["docker", kind, "inspect", "--", name], 15)
+    try:
+        found = json.loads(done.out) if done.ok else None
+    except ValueError:
+        return None
+    return found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else None
 
 
 def _api(server: Server, role: Role, ask: bool, runner: Runner) -> View:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import hostview
+from . import filesystems, hostview
 from .description import ROLES, Host, PairDescription, Role, Server, other
 from .errors import NodeError, SparkPairError, UnreachableError
 from .metrics import Load, load_from_dict
@@ -58,11 +58,20 @@ class Node(Protocol):
     def missing_images(self, server: Server) -> list[str]:
         """Images of the server that this host's Docker lacks."""
 
+    def image_contents(self, server: Server) -> dict[str, str]:
+        """What the server's images on this host consist of, by name; without those not there."""
+
     def weight_problems(self, server: Server) -> list[str]:
         """Why this host's weights are not what the server is to be started with."""
 
     def context(self, server: Server) -> int | None:
         """Context that the server's rank on this host reported in its ready line."""
+
+    def rank(self, server: Server) -> hostview.View:
+        """How the container of the server's rank on this host was made; see hostview.rank."""
+
+    def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
+        """Kind of the file system that each folder of this host lies on; see filesystems.kinds."""
 
 
 class LocalNode:
@@ -117,6 +126,17 @@ class LocalNode:
                 missing.append(image)
         return missing
 
+    def image_contents(self, server: Server) -> dict[str, str]:
+        # The tool is called again and again during a switch, and only this asks about content.
+        from .image.identity import ImageError, inspect  # noqa: PLC0415
+
+        images = server.images if server.ranks_on(self.role) else ()
+        try:
+            found = {image: inspect(image) for image in images}
+        except ImageError as error:
+            raise NodeError(f"{self._name}: {error}") from error
+        return {name: one.identity for name, one in found.items() if one}
+
     def weight_problems(self, server: Server) -> list[str]:
         if server.weights is None or not server.ranks_on(self.role):
             return []
@@ -129,11 +149,19 @@ class LocalNode:
         except (SparkPairError, OSError) as error:
             return [f"the record of its weights cannot be read: {error}"]
         # The recipe starts rank 0 on the head and rank 1 on the worker.
-        return served.problems(server.weights, ROLES.index(self.role), record)
+        home = Path(self.description.hosts[self.role].home)
+        return served.problems(server.weights, ROLES.index(self.role), record, home)
 
     def context(self, server: Server) -> int | None:
         names = server.ranks_on(self.role)
         return hostview.ready_context(names[0]) if names else None
+
+    def rank(self, server: Server) -> hostview.View:
+        names = server.ranks_on(self.role)
+        return hostview.rank(names[0]) if names else {}
+
+    def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
+        return filesystems.kinds(paths)
 
     @property
     def _name(self) -> str:
@@ -192,6 +220,9 @@ class PeerNode:
     def missing_images(self, server: Server) -> list[str]:
         return [str(item) for item in self._ask(["images", server.name], 45)["missing"]]
 
+    def image_contents(self, server: Server) -> dict[str, str]:
+        return dict(self._ask(["image-contents", server.name], 90)["contents"])
+
     def weight_problems(self, server: Server) -> list[str]:
         if server.weights is None:
             return []  # and the tool over there may be one that knows no such question
@@ -200,6 +231,12 @@ class PeerNode:
     def context(self, server: Server) -> int | None:
         value = self._ask(["context", server.name], 90)["context"]
         return int(value) if value is not None else None
+
+    def rank(self, server: Server) -> hostview.View:
+        return self._ask(["rank", server.name], 120)
+
+    def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
+        return self._ask(["filesystems", *paths], 30)
 
     def call(self, words: Sequence[str], timeout: float) -> Result:
         """Run one verb there and return its raw result; UnreachableError if no address answers."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..description import NONE, ROLES, Command, Role, Server
+from ..engine_planned import masked
 from ..hostview import View
 from ..verdict import State
 from .bench import Bench
+from .planned import Planned
 
 
 class Checks:
@@ -20,10 +22,12 @@ class Checks:
         views = self.bench.views()
         releases = {role: self.bench.world.nodes[role].hello()["release"] for role in ROLES}
         if len(set(releases.values())) > 1:
+            # One of another release may not even know what it would be asked next.
             yield (
                 f"the tool's releases differ ({self.bench.name('head')}: {releases['head']}, "
                 f"{self.bench.name('worker')}: {releases['worker']}): run --tags tools,service"
             )
+            return
         if self.bench.job.target == NONE:
             return
         target = self.bench.description.server(self.bench.job.target)
@@ -61,12 +65,14 @@ class Checks:
                         f"port {port.port} on {self.bench.name(port.host)} is in use by "
                         f"something that is not {target.name}: find it with 'ss -ltnp'"
                     )
+        if not self._brings_back(target):
+            yield from self._image_problems(target)
         for role in ROLES:
             missing = self.bench.world.nodes[role].missing_images(target)
             if missing:
                 yield (
-                    f"image {missing[0]} is missing on {self.bench.name(role)}: build or ship it "
-                    "first (the recipe's scripts/prepare.sh), since a start must not do it"
+                    f"image {missing[0]} is missing on {self.bench.name(role)}: bring it there "
+                    "first with --tags image, since a start must not do it"
                 )
             if not self._brings_back(target):
                 for words in self.bench.world.nodes[role].weight_problems(target):
@@ -85,6 +91,20 @@ class Checks:
         elif target.commands.dry_run:
             yield from self._dry_run_problems(target, target.commands.dry_run)
 
+    def _image_problems(self, target: Server) -> Iterable[str]:
+        """Two ranks of different images would not speak the same, or not to the end."""
+        nodes, names = self.bench.world.nodes, self.bench.name
+        here, there = (nodes[role].image_contents(target) for role in ROLES)
+        for image in target.images:
+            if image in here and image in there and here[image] != there[image]:
+                yield (
+                    f"image {image} is not the same on both machines ({names('head')}: "
+                    f"{here[image][:12]}, {names('worker')}: {there[image][:12]}): send it with "
+                    "--tags image"
+                )
+        if target.generation and (wrong := self.bench.world.kit_problem(target.generation)):
+            yield wrong
+
     def _brings_back(self, target: Server) -> bool:
         """Whether what ran before is to run again; doubts about its weights do not hinder that."""
         made = target.generation
@@ -93,8 +113,13 @@ class Checks:
 
     def _dry_run_problems(self, target: Server, command: Command) -> Iterable[str]:
         done = self.bench.world.run_command(command, target.generation)
+        made = target.generation
+        declared = self.bench.world.declared(made) if made else None
         if not done.ok:
-            yield f"the dry run of {target.name} failed: {done.last_words()}"
+            yield f"the dry run of {target.name} failed: {masked(done.last_words(), declared)}"
+            return
+        if declared is not None:
+            yield from Planned(self.bench).problems(target, declared, done.out)
             return
         for rank in target.ranks:
             if f"--name {rank.container} " not in done.out:

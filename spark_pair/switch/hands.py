@@ -71,6 +71,7 @@ class Hands:
             chosen = self._keepers_to_restore(server, self.bench.both_views())
         except SparkPairError as error:
             self.bench.note(f"the keepers of {server.name} were not brought back: {error}")
+            self._owe_keepers(server)
             return False
         failed = False
         for keeper in chosen:
@@ -83,9 +84,13 @@ class Hands:
                 self.bench.note(f"{keeper.unit} was not brought back: {error}")
         if not failed:
             self.bench.state.keepers.pop(server.name, None)
-        elif server.name in self.bench.state.keepers:
-            self.bench.state.keepers[server.name]["owed"] = True
+        else:
+            self._owe_keepers(server)
         return started
+
+    def _owe_keepers(self, server: Server) -> None:
+        if server.name in self.bench.state.keepers:
+            self.bench.state.keepers[server.name]["owed"] = True
 
     def _keepers_to_restore(self, server: Server, views: Mapping[Role, View]) -> list[Keeper]:
         """Those that were found active when it was last stopped; without a record, the enabled."""
@@ -108,7 +113,7 @@ class Hands:
         failures = []
         for server in self.bench.description.servers.values():
             # By its parts, not by its port: somebody else's listener is no reason to stop a server.
-            if server.name == keep or not self._parts_left(server, views):
+            if server.name == keep or not self.parts_left(server, views):
                 continue
             try:
                 self._stop_server(self.bench.running(server))
@@ -124,7 +129,7 @@ class Hands:
         except StepError:
             return True
         return any(
-            self._parts_left(server, views)
+            self.parts_left(server, views)
             for server in self.bench.description.servers.values()
             if server.name != name
         )
@@ -174,7 +179,7 @@ class Hands:
 
     def _remains(self, server: Server, views: Mapping[Role, View]) -> str:
         """What is left of a server that was there, its port included; "" when it is gone."""
-        left = [self._parts_left(server, views)] if self._parts_left(server, views) else []
+        left = [self.parts_left(server, views)] if self.parts_left(server, views) else []
         for role in ROLES:
             ports = views[role].get("ports")
             if ports is None:
@@ -187,10 +192,10 @@ class Hands:
             ]
         return ", ".join(left)
 
-    def _parts_left(self, server: Server, views: Mapping[Role, View]) -> str:
-        """Units and containers of a server that are there, in words."""
+    def parts_left(self, server: Server, views: Mapping[Role, View]) -> str:
+        """Units and containers of a server that are there on the machines seen, in words."""
         left: list[str] = []
-        for role in ROLES:
+        for role in views:
             name, units = self.bench.name(role), views[role].get("units")
             unknown = units is None and server.units_on(role)
             if unknown or (views[role].get("containers") is None and server.ranks_on(role)):
@@ -303,9 +308,9 @@ class Hands:
                 return f"{server.name} has taken requests"
         raise StepError(f"{server.name} does not generate: {result.why}")
 
-    def check_boots(self) -> None:
-        for role, view in self.bench.both_views().items():
-            if self.bench.job.boots.get(role, view["boot"]) != view["boot"]:
+    def check_boots(self, views: Mapping[Role, View | None]) -> None:
+        for role, view in views.items():
+            if view and self.bench.job.boots.get(role, view["boot"]) != view["boot"]:
                 raise StepError(f"{self.bench.name(role)} was restarted during the switch")
 
     def wait_for_both(self) -> None:

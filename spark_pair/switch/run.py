@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import generation as generations
 from .. import jsonfile, paths
 from .. import state as states
 from ..description import NONE, ROLES, Command, Generation, PairDescription, Role, Server
+from ..engine_planned import Declared
 from ..errors import BusyError, Exit, NodeError, SparkPairError
 from ..follow import STUCK
-from ..journal import Event, Journal, Record, open_record, read, records
+from ..journal import Event, Journal, Record, open_record, read, trim
 from ..links import flip
 from ..node import LocalNode, Node, PeerNode, run_as_user
 from ..probe import read_key
@@ -31,6 +33,7 @@ from ..state import PairState
 from ..system import Result, run
 from ..verdict import State, Verdict, presence
 from .machine import TOUCHED, Outcome, Phase, after, resume_at
+from .throttle import restarts
 from .work import Work
 from .world import Job, Side, World
 
@@ -72,11 +75,29 @@ class RealWorld:
         flip(Path(generation.current), Path(generation.path))
 
     def generation_problem(self, generation: Generation) -> str | None:
-        launch = Path(generation.path) / "launch"
-        if os.access(launch, os.X_OK):
-            return None
-        name = self.description.host_name("head")
-        return f"{launch} is missing on {name}: prepare it first with --tags service"
+        host = self.description.hosts["head"]
+        launch = Path(generation.path) / generations.LAUNCH
+        if not os.access(launch, os.X_OK):
+            return f"{launch} is missing on {host.name}: prepare it first with --tags service"
+        changed = generations.changed(Path(generation.path), host.user)
+        if changed:
+            return (
+                f"{generation.path} on {host.name} was changed after it was made "
+                f"({', '.join(changed)}): it no longer is what its name says"
+            )
+        return None
+
+    def declared(self, generation: Generation) -> Declared | None:
+        folder = Path(generation.path)
+        return Declared.read(
+            jsonfile.read(folder / generations.MANIFEST), generations.local_sh(folder)
+        )
+
+    def kit_problem(self, generation: Generation) -> str | None:
+        # The tool is called again and again during a switch, and only this looks into an image.
+        from ..image.served import kit_problem  # noqa: PLC0415
+
+        return kit_problem(Path(generation.path))
 
     def aborted(self) -> bool:
         return paths.ABORT.exists()
@@ -113,16 +134,7 @@ class RealWorld:
         return None
 
     def restarts(self, server: str, window: float) -> int:
-        since = time.time() - window
-        return sum(
-            1
-            for known in records(read(paths.JOURNAL))
-            if known.begin.get("target") == server
-            and known.id != self.job_id
-            and float(known.begin["time"]) >= since
-            and (armed := known.last("armed")) is not None
-            and armed.get("verdicts", {}).get(server) in (State.DEAD, State.PARTIAL)
-        )
+        return restarts(read(paths.JOURNAL), server, window, now=time.time(), but=self.job_id)
 
     def why_failed(self, unit: str, role: Role) -> str:
         if role != self.description.me:
@@ -151,24 +163,34 @@ def new_id() -> str:
 def drive(world: World, work: Work, job: Job, phase: Phase | Exit) -> Exit:
     """Run phases from `phase` on until the machine ends; each is journalled before its work."""
     while isinstance(phase, Phase):
-        world.record({"event": "phase", "phase": str(phase)})
-        started = world.now()
-        outcome = work.run(phase)
-        world.record(
-            {
-                "event": "outcome",
-                "phase": str(phase),
-                "outcome": str(outcome),
-                "seconds": round(world.now() - started, 3),
-                "message": job.message,
-            }
-        )
-        phase = after(phase, outcome)
+        try:
+            phase = after(phase, _journalled(world, work, job, phase))
+        except OSError as error:
+            # Only the journal raises here, and only while nothing has been touched.
+            job.message = f"the journal cannot be written: {error}; nothing was touched"
+            world.past_the_point()
+            phase = Exit.REFUSED
     ended = "end" if phase is not Exit.NOBODY else STUCK
     world.record(
         {"event": ended, "exit": int(phase), "message": job.message, "changed": job.changed}
     )
     return phase
+
+
+def _journalled(world: World, work: Work, job: Job, phase: Phase) -> Outcome:
+    world.record({"event": "phase", "phase": str(phase)})
+    started = world.now()
+    outcome = work.run(phase)
+    world.record(
+        {
+            "event": "outcome",
+            "phase": str(phase),
+            "outcome": str(outcome),
+            "seconds": round(world.now() - started, 3),
+            "message": job.message,
+        }
+    )
+    return outcome
 
 
 # ---- requests -----------------------------------------------------------------------------
@@ -292,6 +314,8 @@ def run_unit(description: PairDescription, say: Callable[[str], None]) -> Exit:
     }
     with locked(holder, wait=10):
         paths.REQUEST.unlink(missing_ok=True)
+        if opened is None:
+            trim(paths.JOURNAL)
         if request is not None and request.get("kind") == "boot":
             return after_boot(description, request, say)
         # What was cut off is finished first, also when a new order has come meanwhile: its keepers
@@ -311,10 +335,15 @@ def run_unit(description: PairDescription, say: Callable[[str], None]) -> Exit:
             drain=request["drain"],
             hold=request["hold"],
         )
-        return _begin(RealWorld(description, job.id), job, Phase.OBSERVE, say)
+        state = states.load()
+        if stuck and opened is not None:
+            state.owe_keepers_of(opened.id)
+        return _begin(RealWorld(description, job.id), job, Phase.OBSERVE, say, state)
 
 
-def _begin(world: RealWorld, job: Job, phase: Phase, say: Callable[[str], None]) -> Exit:
+def _begin(
+    world: RealWorld, job: Job, phase: Phase, say: Callable[[str], None], state: PairState
+) -> Exit:
     speak = _speaker(world, say)
     world.record(
         {
@@ -326,7 +355,7 @@ def _begin(world: RealWorld, job: Job, phase: Phase, say: Callable[[str], None])
             "hold": job.hold,
         }
     )
-    return drive(world, Work(world, job, states.load(), speak), job, phase)
+    return drive(world, Work(world, job, state, speak), job, phase)
 
 
 def _speaker(world: RealWorld, say: Callable[[str], None]) -> Callable[[str], None]:
@@ -367,6 +396,7 @@ def job_from(record: Record) -> Job:
     armed = record.last("armed")
     if armed:
         job.former = Side.from_dict(armed.get("former"))
+        job.plan = armed.get("plan")
         job.boots = {role: armed["boots"][role] for role in ROLES if role in armed["boots"]}
         job.verdicts = {
             name: Verdict(State(state), "") for name, state in armed.get("verdicts", {}).items()
@@ -377,12 +407,27 @@ def job_from(record: Record) -> Job:
             for event in reversed(record.events)
             if event["event"] == "outcome"
         )
+    job.cause = _cause(record)
     job.attempts = _attempts(record)
     # The machines were touched from STOP on, also when only the last line of the story is missing.
     job.changed = any(
         event["event"] == "phase" and event["phase"] in TOUCHED for event in record.events
     )
     return job
+
+
+def _cause(record: Record) -> str:
+    """Why a server has to be brought back, once that was begun; "" before.
+
+    Not the newest message: that may say that nobody serves, and a resume then makes it untrue.
+    """
+    said = ""
+    for event in record.events:
+        if event.get("phase") == str(Phase.RECOVER):
+            return said or "the switch was interrupted"
+        if event["event"] == "outcome":
+            said = str(event["message"])
+    return ""
 
 
 def _attempts(record: Record) -> int:
@@ -407,6 +452,7 @@ def resume(description: PairDescription, say: Callable[[str], None]) -> Exit:
         return Exit.DONE
     job = job_from(record)
     world = RealWorld(description, job.id)
+    world.past_the_point()  # what is left to do must not depend on the disk
     speak = _speaker(world, say)
     speak(f"resuming the switch to {job.target}, cut off in {record.last_phase or 'its beginning'}")
     return go_on(world, Work(world, job, states.load(), speak), job, record)
@@ -473,7 +519,10 @@ def after_boot(
     opened = open_record(paths.JOURNAL)
     job = Job(request["id"], target, request["asked_by"], request["reason"])
     world = RealWorld(description, job.id)
-    work = Work(world, job, states.load(), say)
+    state = states.load()
+    if opened is not None:
+        state.owe_keepers_of(opened.id)
+    work = Work(world, job, state, say)
     outcome = work.run(Phase.OBSERVE)
     alive = [name for name, item in job.verdicts.items() if item.state is not State.DOWN]
     seen = outcome is not Outcome.FAILED and len(job.verdicts) == len(description.servers)
@@ -506,4 +555,4 @@ def after_boot(
     job.former = None
     job.message = job.cause = request["reason"]
     world.past_the_point()
-    return _begin(world, job, Phase.RECOVER, say)
+    return _begin(world, job, Phase.RECOVER, say, state)

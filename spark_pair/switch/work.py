@@ -7,14 +7,16 @@ from collections.abc import Callable
 from .. import verdict as verdicts
 from ..description import NONE, ROLES, Server
 from ..errors import SparkPairError, UnreachableError
-from ..metrics import Load
 from ..state import PairState
 from ..verdict import State
 from .bench import Bench
 from .checks import Checks
+from .cleaning import Cleaning
+from .drain import Drain
 from .hands import Hands
 from .look import Look
 from .machine import Outcome, Phase
+from .planned import Planned
 from .world import AbortedError, AwayError, Job, Side, StepError, World
 
 _BACK_OUT_PHASES = (Phase.OBSERVE, Phase.REFUSE, Phase.DRAIN, Phase.ARM, Phase.KEEPERS)
@@ -30,6 +32,8 @@ class Work(Bench):
         self.look = Look(self)
         self.checks = Checks(self)
         self.hands = Hands(self)
+        self.cleaning = Cleaning(self, self.look, self.hands)
+        self.planned = Planned(self)
 
     def run(self, phase: Phase) -> Outcome:
         """Do one phase; errors become its outcome, with the reason in `job.message`."""
@@ -119,7 +123,10 @@ class Work(Bench):
             if wanted is None or current == wanted:
                 return self._nothing_to_do(server)
             self.say(f"{server.name} runs generation {current}, wanted is {wanted}: restart needed")
-        self.job.restart = found.state in (State.DEAD, State.PARTIAL)
+        # One that served and is gone without us has broken, as a dead one has.
+        served = (self.state.serving or {}).get("server") == server.name
+        gone = found.state is State.DOWN and served
+        self.job.restart = gone or found.state in (State.DEAD, State.PARTIAL)
         return None
 
     def _nothing_to_do(self, server: Server) -> Outcome:
@@ -161,53 +168,7 @@ class Work(Bench):
 
     def drain(self) -> Outcome:
         """Wait until the servers that are to be stopped have been idle for the quiet period."""
-        for name, found in self.job.verdicts.items():
-            if found.state in (State.DOWN, State.DEAD, State.PARTIAL, State.STARTING):
-                if found.state is not State.DOWN:
-                    self.say(f"{name} is {found.state}: no drain")
-                continue
-            outcome = self._drain_one(self.running(self.description.server(name)))
-            if outcome is not Outcome.OK:
-                return outcome
-        return Outcome.OK
-
-    def _drain_one(self, server: Server) -> Outcome:
-        if server.metrics is None:
-            self.say(f"{server.name} has no metrics configured: its requests cannot be seen")
-        limit = (
-            self.policy.drain_deadline_operator
-            if self.job.drain == "stop"
-            else self.policy.drain_deadline
-        )
-        started = self.world.now()
-        quiet_since: float | None = None
-        said = ""
-        while True:
-            load = self.load(server)
-            now = self.world.now()
-            if not load.idle:
-                quiet_since = None
-            elif quiet_since is None:
-                quiet_since = now
-            if quiet_since is not None and now - quiet_since >= self.policy.quiet_period:
-                return Outcome.OK
-            if now - started >= limit and quiet_since is None:
-                return self._drain_over(server, load, limit)
-            words = load.words()
-            if words != said:
-                self.say(f"drain {server.name}: {words}")
-                said = words
-            self.pause(self.policy.sample_interval)
-
-    def _drain_over(self, server: Server, load: Load, limit: float) -> Outcome:
-        if self.job.drain == "stop":
-            self.say(f"drain {server.name}: {load.words()} after {limit:g} s; stopping as asked")
-            return Outcome.OK
-        self.job.message = (
-            f"{server.name} did not become idle within {limit:g} s ({load.words()}); it still "
-            "serves and nothing was stopped"
-        )
-        return Outcome.GAVE_UP
+        return Drain(self).all()
 
     def arm(self) -> Outcome:
         """Write down all that a resume needs, with disk room for the rest of the story."""
@@ -218,6 +179,11 @@ class Work(Bench):
             if view is None:
                 raise UnreachableError(f"{self.name(role)} went away; nothing was touched")
             self.job.boots[role] = view["boot"]
+        for server in self.description.servers.values():
+            found = verdicts.presence(server, views, self.description)
+            if found.state is State.UNKNOWN:
+                # It could be stopped, and never be seen to be gone.
+                raise StepError(f"{server.name} is {found}; nothing was touched")
         try:
             self.world.reserve()
         except OSError as error:
@@ -230,7 +196,9 @@ class Work(Bench):
                 "event": "armed",
                 "former": self.job.former.as_dict() if self.job.former else None,
                 "boots": dict(self.job.boots),
+                "restart": self.job.restart,
                 "verdicts": {name: str(item.state) for name, item in self.job.verdicts.items()},
+                "plan": self.job.plan,
             }
         )
         # All that follows is in the disk room set aside; and bringing a server back, which may be
@@ -262,8 +230,7 @@ class Work(Bench):
         """Put the keepers back and prove that the old server still generates."""
         former = self.job.former
         if former is None:
-            self.job.message = self.job.message or "backed out; no server had been serving"
-            return Outcome.OK
+            return self._back_out_without_former()
         self.hands.wait_for_both()
         server = self.form(former)
         views = self.both_views()
@@ -279,6 +246,24 @@ class Work(Bench):
         self.world.save(self.state)
         message = self.job.message or "backed out"
         self.job.message = self._with_notes(f"{message}; {server.name} serves as before")
+        return Outcome.OK
+
+    def _back_out_without_former(self) -> Outcome:
+        """Nobody served: what was found, dead servers and their keepers, is left as it was."""
+        views = self.both_views()
+        for name, found in self.job.verdicts.items():
+            server = self.description.server(name)
+            now = verdicts.presence(server, views, self.description).state
+            stopped = found.state is State.DEAD and now is State.PARTIAL
+            if stopped or (now is State.DOWN) is not (found.state is State.DOWN):
+                self.say(f"{name} was {found.state} and is {now}: the stop had begun")
+                return Outcome.FAILED
+        for name, record in list(self.state.keepers.items()):
+            if record["switch"] == self.job.id:
+                self.hands.start_keepers(self.description.server(name))
+        self.world.save(self.state)
+        message = self.job.message or "backed out"
+        self.job.message = self._with_notes(f"{message}; no server had been serving, none does")
         return Outcome.OK
 
     def _with_notes(self, message: str) -> str:
@@ -302,17 +287,22 @@ class Work(Bench):
     def start(self) -> Outcome:
         """Flip the generation, start the units in order, wait until the API is there."""
         if self.job.target == NONE:
+            # What is enabled at boot comes up by itself. Both were seen empty, so one that is away
+            # now is no reason to bring a server back that nobody wants.
+            self.hands.check_boots(self.views())
             return Outcome.NOTHING
         self.check_abort()
         server = self.description.server(self.job.target)
-        self.hands.check_boots()
+        self.hands.check_boots(self.both_views())
         self.hands.start_server(Side(server.name, server.generation), abortable=True)
+        self.hands.check_boots(self.both_views())
         return Outcome.OK
 
     def verify(self) -> Outcome:
-        """Prove the new server: a real completion, all parts, the context, the metrics."""
+        """Prove the new server: as planned, a real completion, all parts, context, metrics."""
         self.check_abort()
         server = self.description.server(self.job.target)
+        self.planned.prove(server)
         self.hands.verify_server(server, strict=self.job.target != self.description.fallback)
         return Outcome.OK
 
@@ -410,19 +400,19 @@ class Work(Bench):
 
     def clean(self) -> Outcome:
         """Nobody could be brought back: leave both machines empty, and say what is left to do."""
-        failed = ""
-        try:
-            self.hands.stop_everything()
-        except (SparkPairError, OSError) as error:
-            failed = f" Not all is stopped: {error}."
+        left = self.cleaning.clean()
         self.state.serving = None
         self.state.set_hold("recovery", self.job.cause)
         self.world.save(self.state)
+        said = ["NO MODEL SERVER ANSWERS"] if not self.cleaning.answering else []
+        said.append(self.job.message)
+        if left:
+            said.append(f"Not all is stopped: {'; '.join(left)}")
         self.job.message = (
-            f"NO MODEL SERVER ANSWERS. {self.job.message}.{failed} When the cause is mended, run "
-            f"'spark-pair resume' on {self.name('head')}"
+            f"{'. '.join(said)}. When the cause is mended, run 'spark-pair resume' on "
+            f"{self.name('head')}"
         )
-        return Outcome.OK if not failed else Outcome.FAILED
+        return Outcome.FAILED if left else Outcome.OK
 
     def _because(self, why: str) -> None:
         self.job.message = why

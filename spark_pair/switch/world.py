@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..description import Command, Generation, PairDescription, Role, Server
+from ..engine_planned import Declared
 from ..errors import SparkPairError
 from ..journal import Event
 from ..node import Node
@@ -42,6 +43,12 @@ class World(Protocol):
     def generation_problem(self, generation: Generation) -> str | None:
         """Why a prepared generation cannot be used, or None."""
 
+    def kit_problem(self, generation: Generation) -> str | None:
+        """What the generation's image on the head lacks of the declared kit, or None."""
+
+    def declared(self, generation: Generation) -> Declared | None:
+        """What a prepared generation declares; None when it is not of the kind that says so."""
+
     def aborted(self) -> bool:
         """Whether the operator asked to abort."""
 
@@ -61,7 +68,7 @@ class World(Protocol):
         """Why the server's API key cannot be used, or None."""
 
     def restarts(self, server: str, window: float) -> int:
-        """How often the server was restarted (dead or partial) within `window` seconds."""
+        """How often the server was restarted because it had broken, within `window` seconds."""
 
     def why_failed(self, unit: str, role: Role) -> str:
         """The end of a failed unit's log, for the reason; "" where it cannot be read."""
@@ -125,7 +132,10 @@ class Job:
     """Why the target failed; kept while the recovery writes its own messages."""
     changed: bool = False
     restart: bool = False
+    """Whether the target is started again because it broke, which is throttled."""
     dry: bool = False
     """Only look: what would be done is not done."""
+    plan: dict[str, Any] | None = None
+    """Each rank's start as the dry run planned it, by its number; None when nothing is known."""
     notes: list[str] = field(default_factory=list)
     """What did not go as it should without putting the server in doubt; told at the end."""

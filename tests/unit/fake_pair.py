@@ -6,7 +6,7 @@ Time passes only when something sleeps. Faults are plain attributes that a test 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from spark_pair.description import (
     Server,
     parse,
 )
+from spark_pair.engine_planned import Declared
 from spark_pair.errors import Exit, NodeError, UnreachableError
 from spark_pair.journal import Event
 from spark_pair.metrics import Load
@@ -105,7 +106,12 @@ def description_data() -> dict[str, Any]:
                     "path": f"{generations}/{NEW}",
                     "current": "/var/lib/spark-pair/current/deepseek",
                 },
-                "weights": {"checkpoint": "45ee5d0f", "overlay": None, "engram": "1bae0e10"},
+                "weights": {
+                    "checkpoint": "45ee5d0f",
+                    "overlay": None,
+                    "engram": "1bae0e10",
+                    "engram_files": [{"pattern": "*-00047-of-*", "count": 1}],
+                },
             },
         },
     }
@@ -157,6 +163,10 @@ class FakePair:
         self.total_gib = 121.0
         self.held_gib = 0.0
         self.missing: dict[Role, list[str]] = {"head": [], "worker": []}
+        self.contents: dict[Role, str] = {"head": "1" * 64, "worker": "1" * 64}
+        """What every image consists of."""
+        self.without_kit = ""
+        """What the head's image lacks, in a sentence."""
         self.doubts: dict[Role, list[str]] = {"head": [], "worker": []}
         """What is wrong with the weights of each host."""
         self.unit_load: dict[str, str] = {}
@@ -167,6 +177,12 @@ class FakePair:
         self.actions: list[str] = []
         self.disk_full_from: int | None = None
         self.dry_run_out = "docker run -d --name ds image"
+        self.declares: Declared | None = None
+        """What every generation declares; None is a server that declares nothing."""
+        self.ranks: dict[Role, dict[str, Any]] = {"head": {}, "worker": {}}
+        """How each machine's rank was made, once it runs."""
+        self.kinds: dict[str, str] = {}
+        """Kinds of file systems by folder; all others are ext4."""
         self.restart_count = 0
         self.on_sleep: Callable[[FakePair], None] | None = None
         self.nodes: Mapping[Role, Any] = {role: FakeNode(self, role) for role in self.boots}
@@ -289,6 +305,12 @@ class FakePair:
 
     def generation_problem(self, generation: Generation) -> str | None:
         return None
+
+    def kit_problem(self, generation: Generation) -> str | None:
+        return self.without_kit or None
+
+    def declared(self, generation: Generation) -> Declared | None:
+        return self.declares
 
     def aborted(self) -> bool:
         return self.abort_at is not None and self.clock >= self.abort_at
@@ -436,6 +458,10 @@ class FakeNode:
         self._here()
         return self.pair.missing[self.role]
 
+    def image_contents(self, server: Server) -> dict[str, str]:
+        self._here()
+        return dict.fromkeys(server.images, self.pair.contents[self.role])
+
     def weight_problems(self, server: Server) -> list[str]:
         self._here()
         return self.pair.doubts[self.role] if server.ranks_on(self.role) else []
@@ -443,6 +469,14 @@ class FakeNode:
     def context(self, server: Server) -> int | None:
         self._here()
         return self.pair.servers[server.name].context
+
+    def rank(self, server: Server) -> dict[str, Any]:
+        self._here()
+        return self.pair.ranks[self.role]
+
+    def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
+        self._here()
+        return {path: self.pair.kinds.get(path, "ext4") for path in paths}
 
 
 def switch(

@@ -225,6 +225,58 @@ class TestContext:
         assert hostview.ready_context("ds", silent) is None
 
 
+ENGINE = (
+    "[tensorfold] serving DeepSeek at http://0.0.0.0:8888/v1 "
+    "(sampling: top_p 0.95; drafts: {}; context: 262144; loaded in 40.1s)"
+)
+FOLLOWER = '{"rank": 1, "loaded_s": 31.5, "pool": 262144, "drafts": true, "arena_used": 0}'
+
+
+class TestWhatARankSays:
+    @pytest.mark.parametrize(
+        ("lines", "context", "drafts"),
+        [
+            ([ENGINE.format("on")], 262144, True),
+            ([ENGINE.format("off")], 262144, False),
+            ([READY.format(5)], 5, None),
+            (["x", FOLLOWER, '{"rank": 1, "followed": true}'], 262144, True),
+            ([FOLLOWER.replace("true", "false")], 262144, False),
+            ([FOLLOWER.replace("true", "1")], 262144, None),
+            ([FOLLOWER, READY.format(7)], 7, None),
+            (["{torn", '{"pool": 5}', "[1]", ""], None, None),
+            ([], None, None),
+        ],
+    )
+    def test_when_it_is_ready(
+        self, lines: list[str], context: int | None, drafts: bool | None
+    ) -> None:
+        assert hostview.said_when_ready(lines) == {"context": context, "drafts": drafts}
+
+    def test_and_how_it_was_made(self) -> None:
+        made = {"Name": "/ds", "Image": "sha256:1", "Config": {"Image": "image:1"}, "Id": "x"}
+        image = {"Id": "sha256:2", "Config": {"Env": ["PATH=/bin"]}}
+        answers = {
+            ("docker", "container"): Result(0, json.dumps([made]), ""),
+            ("docker", "image"): Result(0, json.dumps([image]), ""),
+            ("docker", "inspect"): Result(0, "now", ""),
+            ("docker", "logs"): Result(0, ENGINE.format("on"), ""),
+        }
+        told = hostview.rank("ds", lambda argv, _: answers[argv[0], argv[1]])
+        assert told["inspected"] == {
+            "Name": "/ds",
+            "Image": "sha256:1",
+            "Config": {"Image": "image:1"},
+            "HostConfig": None,
+            "Mounts": None,
+        }
+        assert (told["image_id"], told["image_env"]) == ("sha256:2", ["PATH=/bin"])
+        assert told["ready"] == {"context": 262144, "drafts": True}
+
+    @pytest.mark.parametrize("out", ["", "[]", "{}", "[1]", "torn"])
+    def test_a_docker_that_does_not_say(self, out: str) -> None:
+        assert hostview.rank("ds", lambda *_: Result(0, out, ""))["inspected"] is None
+
+
 def at_port(port: int, current: Path) -> PairDescription:
     def change(data: dict[str, Any]) -> None:
         data["servers"]["deepseek"]["api"]["port"] = port

@@ -234,6 +234,18 @@ class TestOrder:
                 {"context": None},
                 None,
             ),
+            (
+                lambda peer, server: peer.rank(server),
+                ["rank", "hikari"],
+                {"inspected": None},
+                {"inspected": None},
+            ),
+            (
+                lambda peer, server: peer.filesystems(["/a", "/b c"]),
+                ["filesystems", "/a", "/b c"],
+                {"/a": "ext4", "/b c": None},
+                {"/a": "ext4", "/b c": None},
+            ),
         ],
     )
     def test_verbs(
@@ -415,6 +427,12 @@ class TestLocalNode:
         (tmp_path / "provenance.json").write_text("{")
         (words,) = here.weight_problems(deepseek)
         assert words.startswith("the record of its weights cannot be read: ")
+
+    def test_no_rank_no_container(self, here: LocalNode) -> None:
+        assert here.rank(here.description.server("hikari")) == {}
+
+    def test_folders_of_this_host(self, here: LocalNode) -> None:
+        assert here.filesystems(["/proc"]) == {"/proc": "proc"}
 
     def test_no_rank_no_context(self, here: LocalNode) -> None:
         assert here.context(here.description.server("hikari")) is None

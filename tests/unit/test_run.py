@@ -349,6 +349,42 @@ class TestRunUnit:
         assert last("end")["changed"] is True
         assert "start deepseek.service on a" in said
 
+    def test_a_journal_that_grew_long_is_cut_down_first(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for row in (BEGIN, event("end", exit=0, message="", changed=True)):
+            Journal(paths.JOURNAL).append(row)
+        Journal(paths.JOURNAL).append({**BEGIN, "id": "s2"})
+        jsonfile.write(paths.REQUEST, request())
+        calls: list[Path] = []
+        monkeypatch.setattr(switching, "trim", calls.append)
+        run_unit(pair.description, lambda _: None)
+        assert calls == [], "a switch is open"
+        jsonfile.write(paths.REQUEST, request("hikari"))
+        run_unit(pair.description, lambda _: None)
+        assert calls == [paths.JOURNAL]
+
+    @pytest.mark.parametrize("lines", [1, 2, 4, 9])
+    def test_a_journal_that_cannot_be_written_any_more_refuses(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch, lines: int
+    ) -> None:
+        real = Journal.append
+        left = iter(range(lines))
+
+        def fill_up(journal: Journal, row: Event) -> None:
+            if next(left, None) is None and not full_is_fine:
+                raise OSError(28, "No space left on device")
+            real(journal, row)
+
+        full_is_fine: list[bool] = []
+        pair.past_the_point = lambda: full_is_fine.append(True)  # type: ignore[method-assign]
+        monkeypatch.setattr(Journal, "append", fill_up)
+        jsonfile.write(paths.REQUEST, request())
+        assert run_unit(pair.description, lambda _: None) is Exit.REFUSED
+        assert pair.generates() == ["hikari"]
+        assert "the journal cannot be written" in last("end")["message"]
+        assert not [action for action in pair.actions if action.startswith("stop")]
+
     def test_holds_the_lock_meanwhile(self, pair: FakePair) -> None:
         holders: list[Any] = []
         pair.on_sleep = lambda _: holders.append(jsonfile.read(paths.LOCK))
@@ -368,6 +404,27 @@ class TestRunUnit:
         assert run_unit(pair.description, lambda _: None) is Exit.GAVE_UP
         assert pair.generates() == ["hikari"]
         assert last("end")["id"] == "s1"
+
+    def test_keepers_that_a_stuck_switch_stopped_come_back_with_the_next_order(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stuck = event("stuck", exit=30, message="NO MODEL SERVER ANSWERS", changed=True)
+        for row in (BEGIN, ARMED, entered(Phase.STOP), ended(Phase.RECOVER, Outcome.FAILED), stuck):
+            Journal(paths.JOURNAL).append(row)
+        units = [{"host": "worker", "unit": "watchdog.timer"}]
+        known = PairState(keepers={"hikari": {"switch": "s1", "units": units}})
+        monkeypatch.setattr(states, "load", lambda: known)
+        pair.units["worker", "watchdog.timer"] = "inactive"
+
+        def wedged_until_restarted(_: int) -> ProbeResult:
+            if "start hikari-head.service" in pair.actions:
+                return ProbeResult("ok", "", 0.1, "hello")
+            return ProbeResult("bad", "no text")
+
+        pair.servers["hikari"].probe = wedged_until_restarted
+        jsonfile.write(paths.REQUEST, request("hikari"))
+        assert run_unit(pair.description, lambda _: None) is Exit.DONE
+        assert pair.units["worker", "watchdog.timer"] == "active"
 
     def test_twice_at_once_is_refused(
         self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
@@ -418,6 +475,23 @@ class TestResume:
         assert pair.actions == []
         assert last("end")["changed"] is True
         assert last("end")["message"] == "serves"
+
+    def test_a_full_disk_is_in_nobodys_way(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for row in (BEGIN, ARMED, entered(Phase.STOP)):
+            Journal(paths.JOURNAL).append(row)
+        pair.units["worker", "hikari-head.service"] = "inactive"
+        fine: list[bool] = []
+        pair.past_the_point = lambda: fine.append(True)  # type: ignore[method-assign]
+
+        def full(_: Journal, row: Event) -> None:
+            if not fine:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Journal, "append", full)
+        assert resume(pair.description, lambda _: None) is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
 
     def test_a_stuck_switch_gets_all_its_attempts_again(self, pair: FakePair) -> None:
         rows = [
@@ -588,14 +662,25 @@ class TestRealWorld:
         world.flip(made)
         assert link.readlink() == Path(made.path)
 
-    def test_a_generation_needs_its_launch_script(self, world: RealWorld, made: Generation) -> None:
+    def test_a_generation_needs_its_launch_script_and_is_whole(
+        self, world: RealWorld, made: Generation
+    ) -> None:
         launch = Path(made.path) / "launch"
         assert world.generation_problem(made) == (
             f"{launch} is missing on a: prepare it first with --tags service"
         )
         launch.write_text("#!/bin/sh\n")
         launch.chmod(0o755)
-        assert world.generation_problem(made) is None
+        assert "generation.json cannot be read" in str(world.generation_problem(made))
+
+    def test_what_a_generation_declares(self, world: RealWorld, made: Generation) -> None:
+        assert world.declared(made) is None
+        jsonfile.write(
+            Path(made.path) / "generation.json",
+            {"settings": {"PORT": "8888"}, "secret_settings": []},
+        )
+        declared = world.declared(made)
+        assert declared is not None and declared.settings == {"PORT": "8888"}
 
     def test_a_command_runs_in_its_generation_as_the_user(
         self, world: RealWorld, made: Generation, monkeypatch: pytest.MonkeyPatch
@@ -639,11 +724,11 @@ class TestRealWorld:
     def test_restarts_are_counted_from_the_journal(self, world: RealWorld) -> None:
         now = time.time()
         cases = [
-            ("s2", "deepseek", "dead", now - 10),
-            ("s3", "deepseek", "partial", now - 20),
-            ("s4", "deepseek", "down", now - 20),
-            ("s5", "hikari", "dead", now - 20),
             ("s6", "deepseek", "dead", now - 4000),
+            ("s5", "hikari", "dead", now - 20),
+            ("s4", "deepseek", "down", now - 20),
+            ("s3", "deepseek", "partial", now - 20),
+            ("s2", "deepseek", "dead", now - 10),
             ("s1", "deepseek", "dead", now),
         ]
         for switch_id, target, verdict, stamp in cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def test_a_manifest_that_says_nothing_changes_nothing(
 ) -> None:
     manifest(server, **serves)
     assert as_running(server).api == server.api
+
+
+@pytest.mark.parametrize("key", ["/home/ann/state/api-key", None])
+def test_the_key_is_asked_for_as_it_runs_whatever_is_wanted(
+    server: Server, key: str | None
+) -> None:
+    was = None if key else "/etc/spark-pair/secrets/deepseek.key"
+    server = replace(server, api=replace(server.api, key_file=was))
+    manifest(server, port=9999, model="Old", context=1024, key=key)
+    expected = "/etc/spark-pair/secrets/deepseek.key" if key else None
+    assert as_running(server).api.key_file == expected
+
+
+def test_a_generation_that_does_not_speak_of_a_key_is_asked_as_before(server: Server) -> None:
+    server = replace(server, api=replace(server.api, key_file="/a/key"))
+    manifest(server, port=9999, model="Old", context=1024)
+    assert as_running(server).api.key_file == "/a/key"
 
 
 def test_without_a_link_nothing_runs(server: Server) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from fake_pair import NEW, OLD, FakePair, Killed, describe, phases, switch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from planned_ranks import DECLARED, ENGRAM, SECRET, dry_run, environment, told
 
 from spark_pair.description import Context
+from spark_pair.engine_dry_run import digest
 from spark_pair.errors import Exit
 from spark_pair.journal import Record
 from spark_pair.metrics import Load
@@ -20,9 +20,7 @@ from spark_pair.switch.machine import (
     STILL_SERVING,
     TRANSITIONS,
     UNTOUCHED,
-    Outcome,
     Phase,
-    after,
     resume_at,
 )
 from spark_pair.switch.run import go_on, job_from
@@ -115,6 +113,19 @@ class TestCutOver:
         code, job = switch(pair, "none")
         assert not job.changed
 
+    def test_none_with_a_machine_that_goes_away_when_both_are_empty(self, pair: FakePair) -> None:
+        real = pair.record
+
+        def cut(event: Any) -> None:
+            real(event)
+            if event.get("phase") == "start":
+                pair.away = {"worker"}
+
+        pair.record = cut  # type: ignore[method-assign]
+        code, _ = switch(pair, "none")
+        assert code is Exit.DONE
+        assert pair.answers() == []
+
 
 class TestRefuse:
     @pytest.mark.parametrize("role", ["head", "worker"])
@@ -130,6 +141,28 @@ class TestRefuse:
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "image:1 is missing on b" in job.message
+
+    def test_an_image_that_is_not_the_same_on_both_machines(self, pair: FakePair) -> None:
+        pair.contents["worker"] = "2" * 64
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "image image:1 is not the same on both machines" in job.message
+        assert "--tags image" in job.message
+        assert pair.generates() == ["hikari"]
+
+    def test_an_image_without_the_kit(self, pair: FakePair) -> None:
+        pair.without_kit = "image image:1 lacks a.cubin"
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "image image:1 lacks a.cubin" in job.message
+        assert pair.generates() == ["hikari"]
+
+    def test_doubts_about_images_hinder_no_way_back(self, pair: FakePair) -> None:
+        switch(pair)
+        switch(pair, "hikari")
+        pair.contents["worker"], pair.without_kit = "2" * 64, "image image:1 lacks a.cubin"
+        code, _ = switch(pair, "deepseek", hold=True)
+        assert code is Exit.DONE
 
     def test_other_weights_than_it_is_described_with(self, pair: FakePair) -> None:
         pair.doubts = {"head": ["rank 0 is another"], "worker": ["rank 1 is another"]}
@@ -245,6 +278,28 @@ class TestRefuse:
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "already restarted 2 times" in job.message
+
+    def test_so_are_those_of_one_that_served_and_is_gone(self, pair: FakePair) -> None:
+        switch(pair)
+        for ranks in pair.containers.values():
+            ranks.clear()
+        pair.restart_count = 2
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "deepseek is down, and was already restarted 2 times" in job.message
+
+    def test_but_not_a_start_after_a_stop_on_purpose(self, pair: FakePair) -> None:
+        switch(pair)
+        switch(pair, "none")
+        pair.restart_count = 2
+        assert switch(pair)[0] is Exit.DONE
+
+    def test_that_it_was_a_restart_is_written_down(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.containers["worker"].discard("ds")
+        switch(pair)
+        armed = [row["restart"] for row in pair.events if row["event"] == "armed"]
+        assert armed == [False, True]
 
 
 class TestDrain:
@@ -431,6 +486,64 @@ class TestRecover:
         assert "spark-pair resume" in job.message
         assert pair.answers() == []
         assert pair.events[-1]["event"] == "stuck"
+
+    def test_with_a_machine_away_the_other_one_is_emptied(self, pair: FakePair) -> None:
+        def power_cut(world: FakePair) -> None:
+            if "deepseek.service" in str(world.actions[-1:]):
+                world.away = {"worker"}
+                world.containers["worker"].clear()
+                world.units["worker", "hikari-head.service"] = "inactive"
+
+        pair.servers["deepseek"].slow_rank_until = 10
+        pair.on_sleep = power_cut
+        pair.servers["deepseek"].probe = bad("timeout")
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert pair.containers["head"] == set()
+        assert "Not all is stopped: b cannot be asked (worker cannot be reached)" in job.message
+        assert job.message.endswith("run 'spark-pair resume' on a")
+
+    def test_a_server_that_may_serve_on_the_machine_away_is_left(self, pair: FakePair) -> None:
+        real = pair.record
+
+        def cut(event: Any) -> None:
+            real(event)
+            if event.get("phase") == "stop":
+                pair.away = {"worker"}
+
+        pair.record = cut  # type: ignore[method-assign]
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert "hikari was left alone, since it may be serving on b" in job.message
+        assert pair.generates() == ["hikari"]
+
+    def test_one_that_answers_is_left_when_the_other_machine_is_away(self, pair: FakePair) -> None:
+        real = pair.record
+
+        def cut(event: Any) -> None:
+            real(event)
+            if event.get("phase") == "verify":
+                pair.away = {"worker"}
+
+        pair.record = cut  # type: ignore[method-assign]
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert "deepseek still answers (serving) and was left alone" in job.message
+        assert "NO MODEL SERVER" not in job.message
+        assert pair.generates() == ["deepseek"]
+
+    def test_after_a_resume_the_last_line_says_what_went_wrong_at_first(
+        self, pair: FakePair
+    ) -> None:
+        pair.servers["deepseek"].starts = False
+        pair.servers["hikari"].starts = False
+        switch(pair)
+        pair.servers["hikari"].starts = True
+        assert resumed(pair) is Exit.RECOVERED
+        assert pair.events[-1]["message"] == (
+            "deepseek.service on a failed: [start.sh] ERROR: it broke. hikari serves, verified by "
+            "a completion"
+        )
 
     @pytest.mark.fault(41)
     def test_a_rank_that_stop_sh_left_behind_is_removed(self, pair: FakePair) -> None:
@@ -634,70 +747,7 @@ def resumed(pair: FakePair) -> Exit:
     return go_on(pair, Work(pair, job, pair.saved, lambda _: None), job, record)
 
 
-@pytest.mark.parametrize("action", range(1, 8))
-def test_killed_at_any_action_the_pair_ends_with_one_server(action: int) -> None:
-    pair = FakePair()
-    pair.start("hikari")
-    pair.kill_at_action = action
-    with pytest.raises(Killed):
-        switch(pair)
-    resumed(pair)
-    assert len(pair.generates()) == 1
-    assert pair.answers() == pair.generates()
-    assert pair.overlaps == []
-    if pair.generates() == ["hikari"]:
-        assert pair.units["worker", "watchdog.timer"] == "active"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    event=st.integers(min_value=1, max_value=45),
-    starts=st.booleans(),
-    generates=st.booleans(),
-)
-def test_no_journal_prefix_is_unresumable(event: int, starts: bool, generates: bool) -> None:
-    pair = FakePair()
-    pair.start("hikari")
-    pair.servers["deepseek"].starts = starts
-    if not generates:
-        pair.servers["deepseek"].probe = bad("bad", "no text")
-    pair.kill_at_event = event
-    try:
-        switch(pair)
-    except Killed:
-        resumed(pair)
-    assert len(pair.generates()) == 1
-    assert pair.overlaps == []
-
-
 class TestMachine:
-    def test_every_phase_reaches_an_end_under_every_outcome(self) -> None:
-        for start in Phase:
-            for outcome in Outcome:
-                reached: set[Phase | Exit] = set()
-                todo = [after(start, outcome)]
-                while todo:
-                    at = todo.pop()
-                    if at in reached:
-                        continue
-                    reached.add(at)
-                    if isinstance(at, Phase):
-                        todo += [after(at, each) for each in Outcome]
-                assert any(isinstance(item, Exit) for item in reached)
-
-    def test_after_the_stop_no_end_claims_that_nothing_was_touched(self) -> None:
-        reached: set[Phase | Exit] = set()
-        todo: list[Phase | Exit] = [Phase.STOP]
-        while todo:
-            at = todo.pop()
-            if at in reached:
-                continue
-            reached.add(at)
-            if isinstance(at, Phase):
-                todo += [after(at, each) for each in Outcome]
-        assert Exit.REFUSED not in reached
-        assert Exit.GAVE_UP not in reached
-
     def test_the_table_names_only_known_things(self) -> None:
         assert {phase for phase, _ in TRANSITIONS} == set(Phase)
 
@@ -714,12 +764,140 @@ class TestMachine:
                 assert at is Phase.RECOVER
 
 
-def test_an_owner_without_a_fallback_gets_the_new_server() -> None:
-    def alone(data: dict[str, Any]) -> None:
-        data["fallback"] = "none"
-        del data["servers"]["hikari"]
+class TestThePlannedStart:
+    """The dry run against the declaration, and what runs against the dry run."""
 
-    pair = FakePair(describe(alone))
-    code, _ = switch(pair)
-    assert code is Exit.DONE
-    assert pair.generates() == ["deepseek"]
+    @pytest.fixture
+    def planned(self) -> FakePair:
+        def change(data: dict[str, Any]) -> None:
+            for role, rail in (("head", "198.51.100.1"), ("worker", "198.51.100.2")):
+                data["hosts"][role]["addresses"] += [rail, f"{rail}0"]
+            data["servers"]["deepseek"]["expect_drafts"] = True
+
+        made = FakePair(describe(change))
+        made.start("hikari")
+        made.declares = DECLARED
+        made.dry_run_out = dry_run()
+        made.ranks = {"head": told(0), "worker": told(1)}
+        return made
+
+    def accept(self, pair: FakePair, output: str) -> None:
+        server = pair.description.servers["deepseek"]
+        servers = {**pair.description.servers}
+        servers["deepseek"] = replace(server, accept_dry_run=digest(output))
+        pair.description = replace(pair.description, servers=servers)
+
+    def said(self, pair: FakePair) -> str:
+        return "\n".join(str(event["text"]) for event in pair.events if event["event"] == "note")
+
+    def test_as_declared(self, planned: FakePair) -> None:
+        code, _ = switch(planned)
+        assert code is Exit.DONE
+        assert "both ranks run as planned" in self.said(planned)
+
+    @pytest.mark.fault(39)
+    def test_every_difference_is_named_and_nothing_touched(self, planned: FakePair) -> None:
+        planned.dry_run_out = dry_run(
+            env=(environment(TF_DS_SPILL="1"), environment(TF_DS_GRAPHS="0", TF_DS_ENGRAM="/e"))
+        )
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert "rank 0: TF_DS_SPILL is 1, and nobody declared it" in job.message
+        assert "rank 1: TF_DS_GRAPHS is 0, declared 1" in job.message
+        assert planned.actions == ["run {generation}/launch start.sh"]
+        assert planned.generates() == ["hikari"]
+
+    def test_a_difference_cannot_be_accepted(self, planned: FakePair) -> None:
+        planned.dry_run_out = dry_run(image=("other", "image:1"))
+        self.accept(planned, planned.dry_run_out)
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert "rank 0: the image is other, declared image:1" in job.message
+
+    def test_what_is_not_understood_is_shown_without_secrets(self, planned: FakePair) -> None:
+        planned.dry_run_out = f"docker compose up -d HF_TOKEN={SECRET}\n"
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert digest(planned.dry_run_out) in job.message
+        assert "docker compose up" in self.said(planned)
+        assert SECRET not in self.said(planned) + job.message
+
+    def test_and_accepted_by_its_sha256_alone(self, planned: FakePair) -> None:
+        planned.dry_run_out = "docker compose up -d\n"
+        self.accept(planned, "another output\n")
+        assert switch(planned)[0] is Exit.REFUSED
+        self.accept(planned, planned.dry_run_out)
+        code, job = switch(planned)
+        assert code is Exit.DONE
+        assert "accepted without being understood" in job.message
+
+    def test_an_accepted_start_must_still_run_what_is_declared(self, planned: FakePair) -> None:
+        planned.dry_run_out = "docker compose up -d\n"
+        self.accept(planned, planned.dry_run_out)
+        planned.ranks["worker"] = told(1, dry_run(image=("image:1", "other")))
+        code, job = switch(planned)
+        assert code is Exit.RECOVERED
+        assert "rank 1: the image is other, declared image:1" in job.message
+
+    @pytest.mark.fault(47)
+    @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+    def test_weights_of_another_machine(self, planned: FakePair, kind: str) -> None:
+        planned.kinds[ENGRAM] = kind
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert f"rank 1: {ENGRAM} on b (TF_DS_ENGRAM) lies on {kind}" in job.message
+
+    @pytest.mark.fault(38)
+    def test_a_rank_that_runs_otherwise_than_planned(self, planned: FakePair) -> None:
+        other = dry_run(env=(environment(), environment(TF_DS_GRAPHS="0", TF_DS_ENGRAM="/e")))
+        planned.ranks["worker"] = told(1, other)
+        code, job = switch(planned)
+        assert code is Exit.RECOVERED
+        assert "rank 1: TF_DS_GRAPHS is 0, planned 1" in job.message
+        assert planned.generates() == ["hikari"]
+
+    @pytest.mark.parametrize(
+        ("role", "changes", "words"),
+        [
+            ("head", {"image_id": "sha256:2"}, "rank 0: its image is another one than the name"),
+            ("head", {"inspected": {}}, "rank 0: Docker does not say"),
+            ("head", {"ready": {"context": 262144, "drafts": False}}, "rank 0: drafts are off"),
+            ("head", {"ready": {"context": 262144}}, "rank 0: drafts are not mentioned"),
+            ("worker", {"ready": {"drafts": False}}, "rank 1: drafts are off"),
+            ("worker", {"ready": {"context": 2048}}, "rank 1 has a pool of 2048 tokens"),
+        ],
+    )
+    def test_other_signs_of_a_wrong_start(
+        self, planned: FakePair, role: Any, changes: dict[str, Any], words: str
+    ) -> None:
+        planned.ranks[role] = {**planned.ranks[role], **changes}
+        code, job = switch(planned)
+        assert code is Exit.RECOVERED
+        assert words in job.message
+
+    def test_a_worker_that_says_nothing_is_not_at_fault(self, planned: FakePair) -> None:
+        planned.ranks["worker"] = {**planned.ranks["worker"], "ready": {}}
+        assert switch(planned)[0] is Exit.DONE
+
+    def test_the_former_generation_comes_back_and_then_the_fallback(
+        self, planned: FakePair
+    ) -> None:
+        switch(planned)
+        planned.links["deepseek"] = OLD
+        planned.ranks["head"] = told(0, dry_run(image=("other", "image:1")))
+        code, _ = switch(planned)
+        assert code is Exit.RECOVERED
+        assert planned.links["deepseek"] == OLD, "what was planned is no matter of the former one"
+        assert planned.generates() == ["deepseek"]
+
+    def test_the_plan_outlives_the_tool(self, planned: FakePair) -> None:
+        planned.declares = replace(DECLARED, secrets={"HF_TOKEN": SECRET})
+        both = environment(HF_TOKEN=SECRET), environment(HF_TOKEN=SECRET, TF_DS_ENGRAM="/e")
+        planned.dry_run_out = dry_run(env=both)
+        planned.ranks = {"head": told(0, dry_run(env=both)), "worker": told(1, dry_run(env=both))}
+        code, _ = switch(planned)
+        assert code is Exit.DONE
+        events = tuple(planned.events)
+        plan = job_from(Record("s1", events)).plan
+        assert plan is not None and plan["1"]["env"]["TF_DS_GRAPHS"] == "1"
+        assert SECRET not in str(events)

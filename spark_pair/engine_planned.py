@@ -1,0 +1,371 @@
+"""What was declared, what a dry run plans and what runs: where they differ, in words. Pure.
+
+Three questions, each answered by lines such as `rank 1: TF_DS_GRAPHS is 0, declared 1`: does the
+dry run's plan match the declaration (`judge`), do the folders of its weights lie on a disk of their
+machine (`weight_folders`), and is what runs what was planned (`running`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine_dry_run import DryRun, Mount, Rank, tidy
+
+_OPTIONS: Mapping[int, Mapping[str, str]] = {
+    0: {
+        "--host": "HOST",
+        "--port": "PORT",
+        "--name": "SERVED_NAME",
+        "--context": "CONTEXT",
+        "--parallel": "PARALLEL",
+        "--max-tokens": "MAX_TOKENS",
+    },
+    1: {"--pool": "CONTEXT", "--graphs": "GRAPHS"},
+}
+"""Options of each rank's engine, with the setting that each of them carries."""
+
+_ENVIRONMENT: Mapping[str, str] = {
+    "TF_DS_ROUND_ROWS": "ROUND_ROWS",
+    "TF_DS_GRAPHS": "GRAPHS",
+    "TF_DS_PREFILL_INTERLEAVE_MS": "PREFILL_INTERLEAVE_MS",
+    "TF_DS_STREAMS": "PARALLEL",
+    "TF_DS_REASONING_EFFORT": "REASONING_EFFORT",
+    "TF_TP_PORT": "MASTER_PORT",
+    "NCCL_MIN_NCHANNELS": "NCCL_CHANNELS",
+    "NCCL_MAX_NCHANNELS": "NCCL_CHANNELS",
+}
+"""Variables in both ranks' environment, with the setting that each of them carries."""
+
+_MUST_SAY = {
+    0: ("--port", "--name", "--context", "--parallel", "TF_DS_ROUND_ROWS", "TF_DS_GRAPHS",
+        "TF_DS_PREFILL_INTERLEAVE_MS"),
+    1: ("--pool",),
+}  # fmt: skip
+"""What the recipe's own account says is handed on by this name. Where it is missing, it is unknown
+whether the declared value reaches the engine at all."""
+
+_THE_RECIPES_OWN = frozenset(
+    f"TF_DS_{name}"
+    for name in (
+        "KIT", "RANK_CACHE", "ENGRAM", "TOKEN_MAP", "HC_SIDE", "L2_PREFETCH", "ENGRAM_AIO",
+        "REPLAY_FLOOR", "ROUND_MS", "ARENA_GIB", "SERVED_K",
+    )
+)  # fmt: skip
+"""Variables of the engine that the recipe sets by itself, whatever is declared."""
+
+_DEVICES = ("TF_RDMA_DEVICES", "NCCL_IB_HCA")
+_WEIGHTS = ("TF_DS_RANK_CACHE", "TF_DS_ENGRAM")
+_PASSED_ON = re.compile(r"(TF_|NCCL_|TENSORFOLD_)\w+")
+_ASSIGNED = re.compile(r"\b([A-Z]\w*=)(?:\\.|[^\s\\'\"])+")
+_NOT_SECRET = re.compile(
+    r"(?!\w*(TOKEN|SECRET|PASSW|API_KEY))\w+=|(\w*TOKENS|API_KEY|\w*TOKEN_MAP)="
+)
+_LONG_ENOUGH = 4
+_SHORTENED = 60
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A generation's settings as it carries them."""
+
+    settings: Mapping[str, str]
+    """By their name in local.sh, without secret ones."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Values that are never shown and never kept."""
+
+    @staticmethod
+    def read(manifest: object, local_sh: str) -> Declared | None:
+        """From a generation's `generation.json` and `local.sh`; None when the former says nothing.
+
+        Secret values are in local.sh alone.
+        """
+        known = manifest if isinstance(manifest, Mapping) else {}
+        settings, secret = known.get("settings"), known.get("secret_settings", [])
+        if not isinstance(settings, Mapping) or not isinstance(secret, list):
+            return None
+        values = {}
+        for line in local_sh.splitlines():
+            name, equals, quoted = line.partition("=")
+            if equals and name in secret:
+                values[name] = _unquoted(quoted)
+        return Declared({str(key): str(value) for key, value in settings.items()}, values)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What both ranks are expected to be, beside the declaration."""
+
+    declared: Declared
+    containers: Mapping[int, str]
+    rails: int
+    masters: Sequence[str] = ()
+    """Addresses of the head on the rails; empty where the inventory names none."""
+
+
+@dataclass
+class Judgement:
+    """What speaks against a plan."""
+
+    different: list[str] = field(default_factory=list)
+    """Says something else than was declared."""
+    unknown: list[str] = field(default_factory=list)
+    """Does not say what it would have to say."""
+    silent: list[str] = field(default_factory=list)
+    """Does not say, and nobody promised that it would; worth a line, nothing more."""
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return "".join(shlex.split(text))
+    except ValueError:  # edited by hand: hidden as it stands there
+        return text
+
+
+def judge(plan: DryRun, expected: Expected) -> Judgement:
+    """Compare a dry run's plan with what was declared."""
+    found = Judgement()
+    for number, rank in sorted(plan.ranks.items()):
+        _Rank(number, rank, expected, found).judge()
+    if plan.rails is not None and plan.rails != expected.rails:
+        found.different.append(f"the link has {plan.rails} rail(s), declared {expected.rails}")
+    return found
+
+
+class _Rank:
+    """One rank of a plan, or of what runs, against the declaration."""
+
+    def __init__(self, number: int, rank: Rank, expected: Expected, found: Judgement) -> None:
+        self.number = number
+        self.rank = rank
+        self.expected = expected
+        self.settings = expected.declared.settings
+        self.found = found
+
+    def judge(self) -> None:
+        self._same("the container", self.rank.container, self.expected.containers[self.number])
+        self._same("the image", self.rank.image, self.settings.get("IMAGE"))
+        for name, setting in _OPTIONS[self.number].items():
+            self._value(name, self.rank.option(name), self.settings.get(setting))
+        for name, setting in _ENVIRONMENT.items():
+            self._value(name, self.rank.env.get(name), self.settings.get(setting))
+        if self.number == 0:
+            self._thinking()
+        self._passed_on()
+        self._link()
+        if self.number == 1:
+            self._folders()
+
+    def _differs(self, words: str) -> None:
+        self.found.different.append(f"rank {self.number}: {words}")
+
+    def _same(self, what: str, got: str, wanted: str | None) -> None:
+        if wanted is not None and got != wanted:
+            self._differs(f"{what} is {got}, declared {wanted}")
+
+    def _value(self, name: str, got: str | None, wanted: str | None) -> None:
+        if wanted is None:
+            return
+        if got is not None:
+            self._same(name, got, wanted)
+        elif name in _MUST_SAY[self.number]:
+            self.found.unknown.append(f"rank {self.number}: {name} is not there, declared {wanted}")
+        else:
+            self.found.silent.append(f"rank {self.number} does not say {name}")
+
+    def _thinking(self) -> None:
+        wanted = self.settings.get("THINKING")
+        said = [word for word in self.rank.argv if word in ("--thinking", "--no-thinking")]
+        if wanted is None:
+            return
+        if said:
+            self._same("thinking", "1" if said[-1] == "--thinking" else "0", wanted)
+        else:
+            self.found.silent.append(f"rank {self.number} does not say --thinking")
+
+    def _passed_on(self) -> None:
+        """Variables of the engine and of NCCL that nobody declared, or with another value."""
+        declared, secrets = self.settings, self.expected.declared.secrets
+        for name, value in sorted(self.rank.env.items()):
+            if name in secrets:
+                if value != secrets[name]:
+                    self._differs(f"{name} is not what secret settings declare")
+            elif _PASSED_ON.fullmatch(name) and name in declared:
+                self._same(name, value, declared[name])
+            elif name.startswith("TF_DS_") and not self._known(name):
+                self._differs(
+                    f"{name} is {value}, and nobody declared it (extra settings are the place)"
+                )
+
+    def _known(self, name: str) -> bool:
+        if name in _THE_RECIPES_OWN:
+            return True
+        # A setting that was left out is the recipe's to choose.
+        return name in _ENVIRONMENT
+
+    def _link(self) -> None:
+        for name in _DEVICES:
+            if name not in self.rank.env:
+                self.found.silent.append(f"rank {self.number} does not say {name}")
+                continue
+            devices = [one for one in self.rank.env[name].split(",") if one]
+            if len(devices) != self.expected.rails:
+                self._differs(
+                    f"{name} has {len(devices)} rail(s) ({', '.join(devices)}), declared "
+                    f"{self.expected.rails}"
+                )
+        master = self.rank.env.get("TF_TP_MASTER")
+        if master is not None and self.expected.masters and master not in self.expected.masters:
+            self._differs(
+                f"TF_TP_MASTER is {master}, and the head's rails are "
+                f"{', '.join(self.expected.masters)}"
+            )
+
+    def _folders(self) -> None:
+        """The worker's own folders: without them its weights would come over NFS."""
+        sources = [one.source for one in self.rank.mounts]
+        cache = self.settings.get("NFS_VOLUME")
+        if cache is not None and tidy(cache) not in sources:
+            self._differs(f"nothing is mounted from {cache}, declared for its weights")
+        engram = self.settings.get("WORKER_ENGRAM_DIR")
+        inside = self.rank.env.get("TF_DS_ENGRAM") or self.rank.option("--engram")
+        if engram is None:
+            return
+        if inside is None:
+            self.found.silent.append(f"rank {self.number} does not say where its Engram tables lie")
+        elif (got := outside(self.rank, inside)) != tidy(engram):
+            self._differs(f"the Engram tables come from {got or 'the image'}, declared {engram}")
+
+
+def outside(rank: Rank, inside: str) -> str | None:
+    """Where a path in the container lies on its machine; None when it is in the image."""
+    mount = rank.folder_of(inside)
+    return tidy(f"{mount.source}/{inside[len(mount.target) :].strip('/')}") if mount else None
+
+
+def weight_folders(rank: Rank) -> Iterator[tuple[str, str, Mount]]:
+    """What a rank reads while it serves: its name, its place on the machine, the mount it is on."""
+    places = [(name, rank.env[name]) for name in _WEIGHTS if name in rank.env]
+    places += [("the command", word) for word in rank.argv if word.startswith("/")]
+    seen = set()
+    for name, inside in places:
+        mount, place = rank.folder_of(inside), outside(rank, inside)
+        if mount is not None and place is not None and place not in seen:
+            seen.add(place)
+            yield name, place, mount
+
+
+# ---- what runs ------------------------------------------------------------------------------
+
+
+def seen(inspected: Mapping[str, Any]) -> Rank:
+    """A running container as `docker container inspect` tells, its image's variables included.
+
+    Raises KeyError, TypeError or AttributeError when the answer has another form.
+    """
+    config, host = inspected["Config"], inspected["HostConfig"]
+    return Rank(
+        container=str(inspected["Name"]).lstrip("/"),
+        image=config["Image"],
+        env=dict(one.partition("=")[::2] for one in config["Env"] or []),
+        mounts=tuple(sorted(_mount(one) for one in inspected["Mounts"] or [] if _chosen(one))),
+        network=host["NetworkMode"],
+        devices=tuple(sorted(str(one["PathOnHost"]) for one in host.get("Devices") or [])),
+        argv=tuple(config["Cmd"] or []),
+    )
+
+
+def _mount(one: Mapping[str, Any]) -> Mount:
+    volume = one["Type"] == "volume"
+    source = str(one["Name"] if volume else one["Source"])
+    return Mount(tidy(one["Destination"]), tidy(source), not one["RW"], volume)
+
+
+def _chosen(one: Mapping[str, Any]) -> bool:
+    """Whether somebody chose it: an image may declare places for volumes without a name."""
+    return one["Type"] != "volume" or not re.fullmatch(r"[0-9a-f]{64}", str(one.get("Name")))
+
+
+def given(rank: Rank, of_image: Collection[str]) -> Rank:
+    """A rank without the variables (NAME=value) that its image brings and nobody gave it."""
+    env = {name: text for name, text in rank.env.items() if f"{name}={text}" not in of_image}
+    return Rank.from_dict({**rank.as_dict(), "env": env})
+
+
+def running(number: int, planned: Rank, got: Rank, of_image: Collection[str] = ()) -> list[str]:
+    """Where a running rank differs from the plan. A variable that the plan does not have counts if
+    it is of the engine's or NCCL's kind, and not among those (NAME=value) that the image brings."""
+    found = []
+    for name, value in sorted(planned.env.items()):
+        if name not in got.env:
+            found.append(f"{name} is not there, planned {value}")
+        elif got.env[name] != value:
+            found.append(f"{name} is {got.env[name]}, planned {value}")
+    found += [
+        f"{name} is {value}, and was not planned"
+        for name, value in sorted(given(got, of_image).env.items())
+        if name not in planned.env and _PASSED_ON.fullmatch(name)
+    ]
+    if got.image != planned.image:
+        found.append(f"the image is {got.image}, planned {planned.image}")
+    found += _other_mounts(planned, got)
+    if got.network != planned.network:
+        found.append(f"the network is {got.network}, planned {planned.network}")
+    if planned.argv and got.argv != planned.argv:
+        found.append(f"the command is {_short(got.argv)}, planned {_short(planned.argv)}")
+    return [f"rank {number}: {words}" for words in found]
+
+
+def _other_mounts(planned: Rank, got: Rank) -> Iterator[str]:
+    wanted = {one.target: one for one in planned.mounts}
+    there = {one.target: one for one in got.mounts}
+    for target in sorted(wanted.keys() | there.keys()):
+        if target not in there:
+            yield f"nothing is mounted on {target}, planned {_words(wanted[target])}"
+        elif target not in wanted:
+            yield f"{_words(there[target])} is mounted on {target}, and was not planned"
+        elif there[target] != wanted[target]:
+            yield f"{target} is {_words(there[target])}, planned {_words(wanted[target])}"
+
+
+def _words(mount: Mount) -> str:
+    return mount.source + (" (read only)" if mount.read_only else "")
+
+
+def _short(argv: Sequence[str]) -> str:
+    return repr(shlex.join(argv)[:_SHORTENED])
+
+
+# ---- what may be shown ----------------------------------------------------------------------
+
+
+def without_secrets(rank: Rank, declared: Declared | None) -> Rank:
+    """A rank as it may be written down: what is secret is left out of it."""
+    hidden = declared.secrets if declared else {}
+    env = {
+        name: value
+        for name, value in rank.env.items()
+        if name not in hidden and masked(f"{name}={value}", declared) == f"{name}={value}"
+    }
+    argv = rank.argv if all(masked(word, declared) == word for word in rank.argv) else ()
+    return Rank.from_dict({**rank.as_dict(), "env": env, "argv": argv})
+
+
+def masked(text: str, declared: Declared | None) -> str:
+    """A text as it may be shown: secret values, and what looks like one by its name, are hidden."""
+    hidden = declared.secrets if declared else {}
+    for value in hidden.values():
+        if len(value) >= _LONG_ENOUGH:  # a secret "1" would make every text unreadable
+            quoted = shlex.quote(value)
+            escaped = re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
+            for form in (value, quoted, quoted.strip("'"), escaped):
+                text = text.replace(form, "…")
+
+    def hide(match: re.Match[str]) -> str:
+        shown = _NOT_SECRET.fullmatch(match[1]) and match[1].rstrip("=") not in hidden
+        return match[0] if shown else f"{match[1]}…"
+
+    return _ASSIGNED.sub(hide, text)

@@ -1,0 +1,243 @@
+"""Declared, planned, running: each difference is one line, and secrets are in none of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planned_ranks import (
+    DECLARED,
+    ENGRAM,
+    FOLLOW,
+    HOMES,
+    SECRET,
+    SERVE,
+    SETTINGS,
+    dry_run,
+    environment,
+    told,
+)
+
+from spark_pair import engine_planned as planned
+from spark_pair.engine_dry_run import parse
+from spark_pair.engine_planned import Declared, Expected, Judgement
+
+
+def judged(declared: Declared = DECLARED, *, rails: int = 2, **changes: Any) -> Judgement:
+    expected = Expected(declared, {0: "ds", 1: "ds"}, rails, ("198.51.100.1",))
+    return planned.judge(parse(dry_run(**changes), HOMES), expected)
+
+
+def both(**changes: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    return environment(**changes), environment(**{"TF_DS_ENGRAM": "/e", **changes})
+
+
+class TestJudge:
+    def test_a_plan_as_declared(self) -> None:
+        found = judged()
+        assert (found.different, found.unknown, found.silent) == ([], [], [])
+
+    @pytest.mark.parametrize(
+        ("changes", "line"),
+        [
+            (
+                {"env": (environment(), environment(TF_DS_GRAPHS="0", TF_DS_ENGRAM="/e"))},
+                "rank 1: TF_DS_GRAPHS is 0, declared 1",
+            ),
+            ({"name": "other"}, "rank 0: the container is other, declared ds"),
+            ({"image": ("image:1", "old:2")}, "rank 1: the image is old:2, declared image:1"),
+            (
+                {"argv": (SERVE.replace("262144", "131072"), FOLLOW)},
+                "rank 0: --context is 131072, declared 262144",
+            ),
+            (
+                {"argv": (SERVE, FOLLOW.replace("--pool 262144", "--pool=131072"))},
+                "rank 1: --pool is 131072, declared 262144",
+            ),
+            ({"argv": (SERVE.replace("8888", "8000"), FOLLOW)}, "rank 0: --port is 8000"),
+            (
+                {"argv": (SERVE.replace("--no-thinking", "--thinking"), FOLLOW)},
+                "rank 0: thinking is 1, declared 0",
+            ),
+            (
+                {"env": both(TF_DS_PREFILL_INTERLEAVE_MS="0")},
+                "rank 0: TF_DS_PREFILL_INTERLEAVE_MS is 0, declared 250",
+            ),
+            ({"env": both(TF_DS_SPILL="1")}, "rank 0: TF_DS_SPILL is 1, and nobody declared it"),
+            (
+                {"env": both(TF_TP_MASTER="192.0.2.1")},
+                "rank 0: TF_TP_MASTER is 192.0.2.1, and the head's rails are 198.51.100.1",
+            ),
+            (
+                {"env": both(TF_RDMA_DEVICES="rocep1s0f0")},
+                "rank 0: TF_RDMA_DEVICES has 1 rail(s) (rocep1s0f0), declared 2",
+            ),
+            ({"rails": 1}, "declared 1"),
+            (
+                {"options": ("-v /home/one/hf:/hf", f"-v hf:/hf -v {ENGRAM}:/e")},
+                "rank 1: nothing is mounted from /srv/two/hf",
+            ),
+            (
+                {"env": (environment(), environment(TF_DS_ENGRAM="/hf/engram"))},
+                f"rank 1: the Engram tables come from /srv/two/hf/engram, declared {ENGRAM}",
+            ),
+        ],
+    )
+    def test_a_difference_is_a_line(self, changes: dict[str, Any], line: str) -> None:
+        assert any(line in words for words in judged(**changes).different)
+
+    @pytest.mark.fault(38)
+    def test_all_of_them_are_listed(self) -> None:
+        found = judged(env=both(TF_DS_GRAPHS="0", TF_DS_SPILL="1"), image=("a", "b"))
+        assert len(found.different) == 6
+
+    def test_one_rail_where_two_are_there(self) -> None:
+        output = dry_run(rails=1)
+        expected = Expected(DECLARED, {0: "ds", 1: "ds"}, 2)
+        found = planned.judge(parse(output, HOMES), expected)
+        assert found.different == ["the link has 1 rail(s), declared 2"]
+
+    @pytest.mark.parametrize("name", ["TF_DS_ROUND_ROWS", "TF_DS_GRAPHS"])
+    def test_what_must_be_said_and_is_not_is_unknown(self, name: str) -> None:
+        found = judged(env=both(**{name: None}))
+        assert not found.different
+        assert [words.split(",")[0] for words in found.unknown] == [f"rank 0: {name} is not there"]
+
+    def test_what_need_not_be_said_is_only_listed(self) -> None:
+        found = judged(env=both(TF_DS_STREAMS=None, NCCL_IB_HCA=None))
+        assert (found.different, found.unknown) == ([], [])
+        assert found.silent == [
+            "rank 0 does not say TF_DS_STREAMS",
+            "rank 0 does not say NCCL_IB_HCA",
+            "rank 1 does not say TF_DS_STREAMS",
+            "rank 1 does not say NCCL_IB_HCA",
+        ]
+
+    def test_a_setting_that_was_left_out_is_the_recipes_to_choose(self) -> None:
+        free = {key: value for key, value in SETTINGS.items() if key != "PREFILL_INTERLEAVE_MS"}
+        assert not judged(Declared(free), env=both(TF_DS_PREFILL_INTERLEAVE_MS="7")).different
+
+    def test_a_variable_of_the_operators_own(self) -> None:
+        own = Declared({**SETTINGS, "TF_DS_SPILL": "1", "NCCL_DEBUG": "INFO"})
+        assert not judged(own, env=both(TF_DS_SPILL="1", NCCL_DEBUG="INFO")).different
+        assert (
+            "rank 1: NCCL_DEBUG is WARN, declared INFO"
+            in judged(own, env=both(TF_DS_SPILL="1", NCCL_DEBUG="WARN")).different
+        )
+
+    def test_a_secret_is_compared_and_never_shown(self) -> None:
+        assert not judged(env=both(HF_TOKEN=SECRET)).different
+        (line, _) = judged(env=both(HF_TOKEN="another one")).different
+        assert "HF_TOKEN" in line and "another" not in line and SECRET not in line
+
+
+def test_the_folders_of_the_weights() -> None:
+    ranks = parse(dry_run(), HOMES).ranks
+    assert [place for _, place, _ in planned.weight_folders(ranks[0])] == [
+        "/home/one/hf/cut",
+        "/home/one/hf/model",
+    ]
+    assert [place for _, place, _ in planned.weight_folders(ranks[1])] == [
+        "/srv/two/hf/cut",
+        ENGRAM,
+        "/srv/two/hf/model",
+    ]
+
+
+class TestRunning:
+    def differences(self, rank: int = 1, **changes: Any) -> list[str]:
+        shown = told(rank)
+        inspected = shown["inspected"]
+        for key, value in changes.items():
+            if key in inspected["Config"]:
+                inspected["Config"][key] = value(inspected["Config"][key])
+            else:
+                inspected[key] = value(inspected[key])
+        got = planned.seen(inspected)
+        return planned.running(rank, parse(dry_run(), HOMES).ranks[rank], got, shown["image_env"])
+
+    def test_as_planned(self) -> None:
+        assert self.differences(0) == []
+        assert self.differences(1) == []
+
+    def test_variables_of_the_image_are_the_images(self) -> None:
+        plan = parse(dry_run(), HOMES).ranks[0]
+        got = planned.seen(told(0)["inspected"])
+        brought = ["HF_HUB_OFFLINE=1", "TF_DS_KERNELS=/kernels"]
+        both = replace(got, env={**got.env, "TF_DS_KERNELS": "/kernels"})
+        assert planned.running(0, plan, both, brought) == []
+        assert planned.running(0, plan, both, []) == [
+            "rank 0: TF_DS_KERNELS is /kernels, and was not planned"
+        ]
+
+    def test_a_volume_that_the_image_declares_was_not_chosen(self) -> None:
+        own = {"Type": "volume", "Name": "0f" * 32, "Destination": "/data", "RW": True}
+        assert self.differences(Mounts=lambda there: [*there, own]) == []
+
+    @pytest.mark.parametrize(
+        ("changes", "line"),
+        [
+            (
+                {"Env": lambda env: [one.replace("GRAPHS=1", "GRAPHS=0") for one in env]},
+                "rank 1: TF_DS_GRAPHS is 0, planned 1",
+            ),
+            (
+                {"Env": lambda env: [one for one in env if "ROUND_ROWS" not in one]},
+                "rank 1: TF_DS_ROUND_ROWS is not there, planned 32",
+            ),
+            (
+                {"Env": lambda env: [*env, "TF_DS_SPILL=1", "OTHER=1"]},
+                "rank 1: TF_DS_SPILL is 1, and was not planned",
+            ),
+            ({"Image": lambda _: "old:1"}, "rank 1: the image is old:1, planned image:1"),
+            (
+                {"Mounts": lambda there: there[:1]},
+                "rank 1: nothing is mounted on /hf, planned /srv/two/hf (read only)",
+            ),
+            (
+                {"Mounts": lambda there: [{**one, "RW": True} for one in there[1:]] + there[:1]},
+                "rank 1: /hf is /srv/two/hf, planned /srv/two/hf (read only)",
+            ),
+            ({"Cmd": lambda words: [*words, "--aio", "0"]}, "rank 1: the command is "),
+        ],
+    )
+    def test_differences(self, changes: dict[str, Any], line: str) -> None:
+        (found,) = self.differences(**changes)
+        assert found.startswith(line)
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("output", [dry_run(env=both(HF_TOKEN=SECRET)), f"x {SECRET} y"])
+    def test_a_text(self, output: str) -> None:
+        shown = planned.masked(output, DECLARED)
+        assert "token's" not in shown and "$value" not in shown
+
+    def test_by_their_names_too(self) -> None:
+        text = "-e API_KEY=1 -e SOME_API_KEY=abc -e MAX_TOKENS=5 -e DB_PASSWORD=x -e TF_X=3"
+        assert planned.masked(text, None) == (
+            "-e API_KEY=1 -e SOME_API_KEY=… -e MAX_TOKENS=5 -e DB_PASSWORD=… -e TF_X=3"
+        )
+
+    def test_a_short_one_hides_its_own_place_alone(self) -> None:
+        declared = Declared({}, {"PIN": "1"})
+        assert planned.masked("PIN=1 TF_X=1", declared) == "PIN=… TF_X=1"
+
+    def test_a_rank_to_be_kept(self) -> None:
+        rank = parse(dry_run(env=both(HF_TOKEN=SECRET)), HOMES).ranks[0]
+        kept = planned.without_secrets(rank, DECLARED)
+        assert "HF_TOKEN" not in kept.env and kept.env["TF_DS_GRAPHS"] == "1"
+        assert kept.argv == rank.argv
+        secret = replace(rank, argv=("x", SECRET))
+        assert planned.without_secrets(secret, DECLARED).argv == ()
+
+
+class TestDeclared:
+    def test_from_a_generation(self) -> None:
+        manifest = {"settings": {"PORT": "8888"}, "secret_settings": ["HF_TOKEN"]}
+        text = "# words\nPORT=8888\nHF_TOKEN='a b'\n"
+        assert Declared.read(manifest, text) == Declared({"PORT": "8888"}, {"HF_TOKEN": "a b"})
+
+    @pytest.mark.parametrize("manifest", [None, {}, {"settings": 1}, []])
+    def test_a_manifest_that_says_nothing(self, manifest: object) -> None:
+        assert Declared.read(manifest, "") is None
