@@ -77,6 +77,7 @@ PLACES: Places = {
         "work": "/home/u/.cache/huggingface/tensorfold-dsv41",
         "ranks": "/home/u/.cache/huggingface/tensorfold-dsv41",
         "images": "/var/lib/docker",
+        "scratch": "/home/u/.cache/spark-pair",
     }
     for host in NAMES
 }

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from spark_pair import pair_variables, release  # noqa: E402 - needs the path above
+from spark_pair import pair_variables, pool, release  # noqa: E402 - needs the path above
 from spark_pair.errors import SparkPairError  # noqa: E402
 
 
@@ -46,6 +46,26 @@ def description(hostvars: Mapping[str, Mapping[str, Any]], host: str) -> dict[st
 def engines(hostvars: Mapping[str, Mapping[str, Any]], host: str) -> list[dict[str, Any]]:
     """Engine entries of this host's pair, each with everything that is written for it."""
     return [engine.as_dict() for engine in pair_variables.engines_of(host, hostvars)]
+
+
+@_said_plainly
+def api_keys(hostvars: Mapping[str, Mapping[str, Any]], host: str) -> dict[str, str]:
+    """API keys of this host's pair by server. Secret: for the tasks that write them down only."""
+    return pair_variables.api_keys_of(host, hostvars)
+
+
+def requests_at_once(
+    prompt: Any, max_tokens: Any, context: Any, parallel: Any, rows: Any = 16
+) -> int:
+    """How many requests of so many prompt tokens and so large a reply budget fit at once."""
+    try:
+        numbers = [int(value) for value in (prompt, max_tokens, context, parallel, rows)]
+    except (TypeError, ValueError) as error:
+        raise AnsibleFilterError(f"spark_pair_pool takes whole numbers: {error}") from error
+    if min(numbers) < 1:
+        raise AnsibleFilterError(f"spark_pair_pool takes numbers above 0, not {min(numbers)}")
+    wanted, budget, *shared = numbers
+    return pool.Pool(*shared).at_once(wanted, budget)
 
 
 @_said_plainly
@@ -84,6 +104,8 @@ class FilterModule:
         return {
             "spark_pair_description": description,
             "spark_pair_engines": engines,
+            "spark_pair_api_keys": api_keys,
+            "spark_pair_pool": requests_at_once,
             "spark_pair_addresses": addresses,
             "spark_pair_numeric_addresses": numeric_addresses,
             "spark_pair_release_hash": release_hash,

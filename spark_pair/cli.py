@@ -34,9 +34,11 @@ from .switch.machine import Outcome
 from .system import run
 from .verdict import State
 
-_LONG_WORK = {
+_LOADED_WHEN_ASKED = {
+    "pool": (".pool_command", "how many requests of a size fit at once"),
     "jobs": (".jobs.commands", "the long work of this host: downloads and the like"),
     "weights": (".weights.commands", "what this host holds of the weights"),
+    "image": (".image.commands", "the engines' images on this host"),
 }
 """Command -> its module and what it is for. A switch and the peer call this program again and
 again, so it imports these only for whoever asks for them."""
@@ -75,10 +77,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
                         help=argparse.SUPPRESS)  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_commands(commands)
-    for name, (module, words) in _LONG_WORK.items():
-        long_work = commands.add_parser(name, help=words)
+    for name, (module, words) in _LOADED_WHEN_ASKED.items():
+        command = commands.add_parser(name, help=words)
         if name in arguments:
-            importlib.import_module(module, __package__).add_verbs(long_work)
+            importlib.import_module(module, __package__).add_verbs(command)
     node = commands.add_parser("node", help="what the peer may ask of this host")
     _add_node_verbs(node.add_subparsers(required=True, metavar="VERB"))
     return parser
@@ -164,12 +166,17 @@ def _add_node_verbs(verbs: Any) -> None:
         ("load", _node_load),
         ("probe", _node_probe),
         ("images", _node_images),
+        ("image-contents", _node_image_contents),
         ("weights", _node_weights),
         ("context", _node_context),
+        ("rank", _node_rank),
     ):
         one = verbs.add_parser(name)
         one.add_argument("name")
         one.set_defaults(run=action)
+    one = verbs.add_parser("filesystems")
+    one.add_argument("paths", nargs="+")
+    one.set_defaults(run=_node_filesystems)
     unit = verbs.add_parser("unit")
     unit.add_argument("verb", choices=("start", "stop", "restart"))
     unit.add_argument("unit")
@@ -527,6 +534,11 @@ def _node_images(options: argparse.Namespace, _: list[str]) -> int:
     return _print({"missing": node.missing_images(node.description.server(options.name))})
 
 
+def _node_image_contents(options: argparse.Namespace, _: list[str]) -> int:
+    node = _node(options)
+    return _print({"contents": node.image_contents(node.description.server(options.name))})
+
+
 def _node_weights(options: argparse.Namespace, _: list[str]) -> int:
     node = _node(options)
     return _print({"problems": node.weight_problems(node.description.server(options.name))})
@@ -535,6 +547,15 @@ def _node_weights(options: argparse.Namespace, _: list[str]) -> int:
 def _node_context(options: argparse.Namespace, _: list[str]) -> int:
     node = _node(options)
     return _print({"context": node.context(node.description.server(options.name))})
+
+
+def _node_rank(options: argparse.Namespace, _: list[str]) -> int:
+    node = _node(options)
+    return _print(node.rank(node.description.server(options.name)))
+
+
+def _node_filesystems(options: argparse.Namespace, _: list[str]) -> int:
+    return _print(_node(options).filesystems(options.paths))
 
 
 def _node_unit(options: argparse.Namespace, _: list[str]) -> int:

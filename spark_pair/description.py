@@ -32,6 +32,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_.-]*\$?")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
 _HASH = re.compile(r"[0-9a-f]{12}")
 _REVISION = re.compile(r"[0-9a-f]{7,40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def other(role: Role) -> Role:
@@ -167,6 +168,14 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Files:
+    """Files by a pattern over their paths, `*` crosses `/`; at least `count` must match."""
+
+    pattern: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Weights:
     """What a server's weights must be made from: commits, or their beginnings."""
 
@@ -175,6 +184,8 @@ class Weights:
     """None for stock weights."""
     engram: str | None = None
     """Of the Engram tables; None when they are not asked about."""
+    engram_files: tuple[Files, ...] = ()
+    """What of them must be there."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,10 @@ class Server:
     generation: Generation | None = None
     weights: Weights | None = None
     """None where it is not asked what the machines hold."""
+    accept_dry_run: str | None = None
+    """sha256 of the one output of the dry run that is accepted although it is not understood."""
+    expect_drafts: bool = False
+    """Whether a start without draft tokens is a failed one."""
 
     def units_on(self, role: Role) -> list[str]:
         """Names of this server's units on one host."""
@@ -362,6 +377,10 @@ def _server(name: str, table: _Table) -> Server:
         unit_stop_timeout=table.number("unit_stop_timeout", above=0, default=120),
         generation=_generation(table.table("generation")) if table.given("generation") else None,
         weights=_weights(table.table("weights")) if table.given("weights") else None,
+        accept_dry_run=(
+            table.text("accept_dry_run", _SHA256) if table.given("accept_dry_run") else None
+        ),
+        expect_drafts=table.flag("expect_drafts"),
     )
 
 
@@ -437,14 +456,15 @@ def _generation(table: _Table) -> Generation:
 
 
 def _weights(table: _Table) -> Weights:
-    table.only("checkpoint", "overlay", "engram")
-    return Weights(
-        table.text("checkpoint", _REVISION),
-        *(
-            table.text(key, _REVISION) if table.given(key) else None
-            for key in ("overlay", "engram")
-        ),
+    table.only("checkpoint", "overlay", "engram", "engram_files")
+    overlay, engram = (
+        table.text(key, _REVISION) if table.given(key) else None for key in ("overlay", "engram")
     )
+    files = tuple(
+        Files(row.text("pattern"), row.integer("count", minimum=1))
+        for row in table.tables("engram_files", ("pattern", "count"))
+    )
+    return Weights(table.text("checkpoint", _REVISION), overlay, engram, files)
 
 
 class _Table:
@@ -548,6 +568,12 @@ class _Table:
             limits = f"{minimum} to {maximum}" if maximum is not None else f"{minimum} or more"
             raise DescriptionError(f"{self._name(key)} is {value}, but must be {limits}")
         return int(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise DescriptionError(f"{self._name(key)} must be true or false, not {_show(value)}")
+        return value is True
 
     def number(self, key: str, *, above: float, default: float | None = None) -> float:
         if default is not None and not self.given(key):

@@ -12,11 +12,11 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import paths
+from . import engine_inputs, paths, pool
 from .errors import DescriptionError
 
 PREFIX = "tensorfold_service_"
@@ -30,17 +30,22 @@ ENGRAM_SNAPSHOT = (
 """Where the Engram tables (shards 47 and 48) lie in a Hugging Face cache."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _UNIT = re.compile(r"[A-Za-z0-9:_.@-]+\.service")
 _LINK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SSH_TARGET = re.compile(r"[a-z_][a-z0-9_.-]*@[A-Za-z0-9][A-Za-z0-9.:-]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_KEY = re.compile(r"[!-~]{16,200}")
+_KEY_WITHOUT = frozenset("\"'`:,")
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _PASSED_STRAIGHT_ON = {
     "TF_DS_PREFILL_INTERLEAVE_MS": "prefill_interleave_ms",
     "TF_DS_ROUND_ROWS": "round_rows",
     "TF_DS_GRAPHS": "graphs",
+    "TF_DS_STREAMS": "parallel",
+    "TENSORFOLD_API_KEY": "api_key",
 }
 """Variables that the recipe hands to the engine past its own setting of the same meaning."""
 
@@ -98,12 +103,32 @@ class Engine:
     port: int
     model: str
     context: int
-    image: str | None
+    recipe_id: str
+    """Names the recipe's commit with the patches and the kit; see engine_inputs."""
+    patches: tuple[engine_inputs.Patch, ...]
+    kit: engine_inputs.Kit | None
+    image: str
+    image_built: bool
+    """Whether the image is built from these inputs, and not one that the operator names."""
+    build_command: tuple[str, ...]
     api_key: bool
+    """Whether the API asks for a key. The key itself is in nothing that is made from an engine."""
+    api_key_path: str | None
+    """Where the engine reads its keys on the head; None where its API is open."""
+    clients: tuple[pool.Client, ...]
+    accept_dry_run: str | None
+    """The output of the dry run that is accepted although it is not understood."""
+    expect_drafts: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a playbook."""
-        return {key: getattr(self, key) for key in self.__dataclass_fields__}
+        plain = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        return plain | {
+            "patches": [{**asdict(one), "name": one.name} for one in self.patches],
+            "kit": asdict(self.kit) if self.kit else None,
+            "build_command": list(self.build_command),
+            "clients": [asdict(one) for one in self.clients],
+        }
 
 
 @dataclass(frozen=True)
@@ -138,6 +163,11 @@ class _Value:
             raise self.refuse(rule)
         return str(int(raw))
 
+    @property
+    def unset(self) -> bool:
+        """Whether nothing was said."""
+        return self.raw is None or self.raw == ""
+
     def flag(self) -> str:
         words = {"0": "0", "1": "1", "false": "0", "true": "1", "no": "0", "yes": "1"}
         if isinstance(self.raw, bool | int | str) and str(self.raw).lower() in words:
@@ -164,7 +194,7 @@ def _prepare(value: _Value) -> str:
 
 def _effort(value: _Value) -> str:
     if value.raw not in _EFFORTS:
-        raise value.refuse(f"one of {', '.join(_EFFORTS)} ('max' ends in thinking loops)")
+        raise value.refuse(f"one of {', '.join(_EFFORTS)}")
     return str(value.raw)
 
 
@@ -194,7 +224,6 @@ _CHECKS: dict[str, tuple[str, Callable[[_Value], str | None]]] = {
     "host": ("HOST", lambda v: v.text(_ADDRESS, "an address to listen on")),
     "port": ("PORT", lambda v: v.integer(1, 65_535)),
     "served_name": ("SERVED_NAME", lambda v: v.text(None, "the model name that clients use")),
-    "api_key": ("API_KEY", _Value.flag),
     "image": ("IMAGE", _optional(lambda v: v.text(re.compile(r"\S+"), "an image reference"))),
     "state_dir": ("STATE_DIR", _Value.path),
     "nfs_volume": ("NFS_VOLUME", _Value.path),
@@ -205,9 +234,28 @@ _CHECKS: dict[str, tuple[str, Callable[[_Value], str | None]]] = {
 SETTINGS: Mapping[str, str] = {suffix: name for suffix, (name, _) in _CHECKS.items()}
 """Variable suffix -> name in local.sh, for every setting that has a variable of its own."""
 
-_OTHERS = ("recipe_url", "recipe_commit", "extra_settings", "secret_settings")
-ENTRY_KEYS = ("unit", "link", *_OTHERS, *SETTINGS)
+_API = ("api_key", "api_open", "api_key_path")
+_OTHERS = (
+    "recipe_url",
+    "recipe_commit",
+    "extra_settings",
+    "secret_settings",
+    "allow_max_effort",
+    "clients",
+    *_API,
+    "accept_dry_run",
+    "expect_drafts",
+)
+IMAGE_PREFIX = "engine_image_"
+IMAGE_KEYS = ("patches", "kit", "build_command")
+"""Suffixes of the variables that say what the image is built from; their prefix is another."""
+ENTRY_KEYS = ("unit", "link", *_OTHERS, *SETTINGS, *IMAGE_KEYS)
 """Keys of an entry of tensorfold_service_engines; all but `unit` fall back to the variables."""
+
+
+def variable_of(suffix: str) -> str:
+    """Full name of the variable that an entry's key overrides."""
+    return f"{IMAGE_PREFIX if suffix in IMAGE_KEYS else PREFIX}{suffix}"
 
 
 def build_engine(
@@ -236,8 +284,9 @@ def build_engine(
     def value(suffix: str) -> _Value:
         if suffix in entry:
             return _Value(f"{where}.{suffix}", entry[suffix])
-        raw = variables.get(f"{PREFIX}{suffix}")
-        return _Value(f"{PREFIX}{suffix}", derived.get(suffix) if raw in (None, "") else raw)
+        name = variable_of(suffix)
+        raw = variables.get(name)
+        return _Value(name, derived.get(suffix) if raw in (None, "") else raw)
 
     derived["worker_engram_dir"] = f"{value('nfs_volume').path()}/hub/{ENGRAM_SNAPSHOT}"
 
@@ -245,7 +294,23 @@ def build_engine(
     url = value("recipe_url").text(
         re.compile(r"[^\s-]\S*"), "the address of the recipe's repository"
     )
+    queue = engine_inputs.patches(value("patches").label, value("patches").raw)
+    kit = engine_inputs.kit(value("kit").label, value("kit").raw)
+    made_from = engine_inputs.recipe_id(commit, queue, kit)
     settings = _settings(value)
+    if int(settings["ROUND_ROWS"]) > engine_inputs.STOCK_ROUND_ROWS and kit is None:
+        raise EngineSettingsError(
+            f"{value('round_rows').label} is {settings['ROUND_ROWS']}, but more than "
+            f"{engine_inputs.STOCK_ROUND_ROWS} rows need the wide-row kernels, without which CUDA "
+            f"graph capture fails: declare the kit in {value('kit').label}, and a patch that lets "
+            f"start.sh accept the number in {value('patches').label}, or use "
+            f"{engine_inputs.STOCK_ROUND_ROWS}"
+        )
+    key_path = _key_path(name, entry, variables, value("api_key_path"), settings["STATE_DIR"])
+    settings["API_KEY"] = "1" if key_path else "0"
+    image_built = "IMAGE" not in settings
+    # Always written: two images of one recipe must never be mixed up by a tag that it derives.
+    settings.setdefault("IMAGE", engine_inputs.image_name(made_from))
     settings["WAIT_TIMEOUT"] = str(int(ready_timeout))
     extra = _named_values(value("extra_settings"))
     secrets = _named_values(value("secret_settings"))
@@ -254,7 +319,16 @@ def build_engine(
 
     launch = launch_text(place)
     local_sh = local_sh_text(name, settings)
-    manifest = generation_text(name, url=url, commit=commit, settings=settings)
+    manifest = generation_text(
+        name,
+        url=url,
+        commit=commit,
+        made_from=made_from,
+        settings=settings,
+        key_path=key_path,
+        kit=kit,
+        secrets=secrets,
+    )
     digest = generation_hash(manifest, local_sh, launch)
     unit = _Value(f"{where}.unit", entry.get("unit")).text(_UNIT, "the name of its systemd service")
     link = entry.get("link")
@@ -266,7 +340,7 @@ def build_engine(
         link=f"{place.home}/{link}" if link else None,
         recipe_url=url,
         commit=commit,
-        checkout=str(paths.VAR / "recipes" / f"{name}-{commit[:12]}"),
+        checkout=str(paths.VAR / "recipes" / f"{name}-{made_from}"),
         settings=settings,
         secret=bool(secrets),
         local_sh=local_sh,
@@ -278,9 +352,73 @@ def build_engine(
         port=int(settings["PORT"]),
         model=settings["SERVED_NAME"],
         context=int(settings["CONTEXT"]),
-        image=settings.get("IMAGE"),
-        api_key=settings["API_KEY"] == "1",
+        recipe_id=made_from,
+        patches=queue,
+        kit=kit,
+        image=settings["IMAGE"],
+        image_built=image_built,
+        build_command=_command(value("build_command")),
+        api_key=key_path is not None,
+        api_key_path=key_path,
+        clients=pool.clients(value("clients").label, value("clients").raw),
+        accept_dry_run=_accepted(value("accept_dry_run")),
+        expect_drafts=value("expect_drafts").flag() == "1",
     )
+
+
+def api_key(name: str, entry: Mapping[str, Any], variables: Mapping[str, Any]) -> str | None:
+    """The key that the API of an engine entry asks for, or None where it is open to everybody.
+
+    One of the two must be chosen; where an entry says anything about it, the variables say nothing
+    for it. Raises EngineSettingsError, which never shows the key.
+    """
+    where = f"{PREFIX}engines.{name}"
+    own = "api_key" in entry or "api_open" in entry
+    key, opened = (
+        _Value(f"{where}.{suffix}", entry.get(suffix))
+        if own
+        else _Value(f"{PREFIX}{suffix}", variables.get(f"{PREFIX}{suffix}"))
+        for suffix in ("api_key", "api_open")
+    )
+    is_open = not opened.unset and opened.flag() == "1"
+    choices = (
+        f"either set {key.label} to a key (in a vault), which every client, the switch and its "
+        f"metrics then use, or {opened.label}: true, which lets everybody who reaches the port use "
+        "the model"
+    )
+    if key.unset and not is_open:
+        raise EngineSettingsError(
+            f"neither {key.label} nor {opened.label} is set, so that it is not decided who may use "
+            f"the API of {name}: {choices}"
+        )
+    if key.unset:
+        return None
+    if is_open:
+        raise EngineSettingsError(
+            f"{key.label} and {opened.label} are both set for {name}, and only one can be meant: "
+            f"{choices}"
+        )
+    raw = key.raw
+    if not isinstance(raw, str) or not _KEY.fullmatch(raw) or _KEY_WITHOUT & set(raw):
+        raise EngineSettingsError(
+            f"{key.label} (its value is not shown) must be a text of 16 to 200 ASCII letters, "
+            "digits and signs, without blanks, quotes, colons and commas, as 'openssl rand -hex "
+            "24' prints it"
+        )
+    return str(raw)
+
+
+def _key_path(
+    name: str,
+    entry: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    chosen: _Value,
+    state_dir: str,
+) -> str | None:
+    """Where the engine reads its keys on the head; None where its API is open."""
+    if api_key(name, entry, variables) is None:
+        return None
+    return f"{state_dir.rstrip('/')}/api-key" if chosen.unset else chosen.path()
 
 
 def _commit(value: _Value) -> str:
@@ -294,6 +432,24 @@ def _commit(value: _Value) -> str:
     )
 
 
+def _accepted(value: _Value) -> str | None:
+    if value.raw in (None, ""):
+        return None
+    return value.text(_SHA256, "a sha256 of 64 digits, as the refusal of the dry run names it")
+
+
+def _command(value: _Value) -> tuple[str, ...]:
+    """Words of the command that builds the image, run in a copy of the checkout."""
+    words = value.raw
+    if (
+        not isinstance(words, list | tuple)
+        or not words
+        or not all(isinstance(word, str) and word and "\n" not in word for word in words)
+    ):
+        raise value.refuse("a list of words, such as [./scripts/prepare.sh, image]")
+    return tuple(words)
+
+
 def _settings(value: Callable[[str], _Value]) -> dict[str, str]:
     settings: dict[str, str] = {}
     for suffix, (name, check) in _CHECKS.items():
@@ -303,6 +459,13 @@ def _settings(value: Callable[[str], _Value]) -> dict[str, str]:
     if int(settings["MAX_TOKENS"]) > int(settings["CONTEXT"]):
         limit = value("max_tokens")
         raise limit.refuse(f"no more than the context ({settings['CONTEXT']})")
+    allowed = value("allow_max_effort")
+    meant = not allowed.unset and allowed.flag() == "1"
+    if settings["REASONING_EFFORT"] == "max" and not meant:
+        raise value("reasoning_effort").refuse(
+            f"high or less, since 'max' ends in thinking loops; whoever wants them sets "
+            f"{allowed.label}: true"
+        )
     return settings
 
 
@@ -311,7 +474,7 @@ def _named_values(value: _Value) -> dict[str, str]:
     raw = {} if value.raw is None else value.raw
     if not isinstance(raw, Mapping):
         raise EngineSettingsError(f"{value.label} must be a mapping of NAME: value")
-    known = {name: suffix for suffix, name in SETTINGS.items()}
+    known = {name: suffix for suffix, name in SETTINGS.items()} | {"API_KEY": "api_key"}
     known["WAIT_TIMEOUT"] = ""
     found: dict[str, str] = {}
     for name in sorted(raw, key=str):
@@ -398,20 +561,50 @@ def generation_hash(manifest: str, local_sh: str, launch: str) -> str:
     return hashlib.sha256(material.encode("utf-8")).hexdigest()[:12]
 
 
-def generation_text(server: str, *, url: str, commit: str, settings: Mapping[str, str]) -> str:
+def generation_text(
+    server: str,
+    *,
+    url: str,
+    commit: str,
+    made_from: str,
+    settings: Mapping[str, str],
+    key_path: str | None,
+    kit: engine_inputs.Kit | None = None,
+    secrets: Collection[str] = (),
+) -> str:
     """`generation.json`: deterministic, so that a second run can compare it byte for byte.
 
-    `serves` tells how the server is reached while this generation runs, whatever is wanted later.
+    `serves` tells how the server is reached while this generation runs, and how much it takes,
+    whatever is wanted later. `key` is the file in which the engine finds its keys, or null. `kit`
+    is what its image must hold; the kit's list lies in `folder` of its copy of the recipe.
+    `settings` is what the dry run and the started ranks are compared with; of those that are
+    `secrets` it has the names alone.
     """
     content = {
         "schema": 1,
         "server": server,
         "recipe_url": url,
         "commit": commit,
+        "recipe": made_from,
+        "image": settings["IMAGE"],
+        "kit": {
+            "folder": kit.folder,
+            "in_image": kit.in_image,
+            "manifest_sha256": kit.manifest_sha256,
+            "files": kit.count,
+        }
+        if kit
+        else None,
         "serves": {
             "port": int(settings["PORT"]),
             "model": settings["SERVED_NAME"],
             "context": int(settings["CONTEXT"]),
+            "parallel": int(settings["PARALLEL"]),
+            "round_rows": int(settings["ROUND_ROWS"]),
+            "max_tokens": int(settings["MAX_TOKENS"]),
+            "key": key_path,
         },
+        "settings": {name: text for name, text in settings.items() if name not in secrets},
+        "secret_settings": sorted(secrets),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -25,6 +25,7 @@ from .discover import pair, run
 from .discover.pair import Found, View
 from .errors import SparkPairError
 from .inventory_answers import (
+    API_CHOICES,
     FILES,
     Answers,
     InventoryError,
@@ -54,8 +55,6 @@ def default_variables(root: Path = ROOT) -> dict[str, Any]:
         found.update(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     # The templates among what a description or a plan is made of; elsewhere Ansible works them out.
     found["tensorfold_service_ablit"] = int(found["ablit_graft_enabled"])
-    for name in ("ablit_graft_image", "rank_files_image"):
-        found[name] = found["tensorfold_service_image"]
     return found
 
 
@@ -200,6 +199,7 @@ class Gathering:
             )
         fallback = self._first(options.fallback, incumbent.fallback)
         model = incumbent.model if fallback.value == incumbent.fallback.value else None
+        api = self._first(options.api, self._exposure(names))
         url = recipe.url if recipe.url and self._is_elsewhere(recipe.url.value) else None
         return Answers(
             machines=machines,
@@ -212,12 +212,15 @@ class Gathering:
                 "",
             ),
             url=url.value if url else "",
+            api=api.value
+            or self._ask("Who may use the engine's API: open or key (empty: later)", "", ""),
             model=(fallback.value, model.value) if model else None,
             ssh_common_args=options.ssh_common_args,
             private_key=options.private_key,
             how={
                 "commit": commit.how,
                 "url": url.how if url else "",
+                "api": api.how,
                 "fallback": fallback.how,
                 "model": model.how if model else "",
             },
@@ -331,6 +334,14 @@ class Gathering:
             pair.units_of_engines(self._defaults["tensorfold_service_engines"]),
         )
 
+    def _exposure(self, names: Mapping[Role, str]) -> Found | None:
+        """Who may use the API of an engine that serves already."""
+        if not self._views:
+            return None
+        port = int(self._defaults["tensorfold_service_port"])
+        model = str(self._defaults["tensorfold_service_served_name"])
+        return pair.exposure(self._views, names, port, model)
+
     def _is_elsewhere(self, url: str) -> bool:
         """Whether the recipe was cloned from another repository than the default one."""
         return not pair.same_repository(url, str(self._defaults["tensorfold_service_recipe_url"]))
@@ -402,6 +413,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-discover", action="store_true", help="look at nothing, only write")
     parser.add_argument("--recipe-commit", help="commit of the recipe (may be filled in later)")
+    parser.add_argument(
+        "--api",
+        choices=API_CHOICES,
+        help="who may use the engine's API: everybody who reaches the port, or whoever has the key "
+        "(may be filled in later)",
+    )
     parser.add_argument("--wanted", default="deepseek", help="server that the pair should run")
     parser.add_argument("--fallback", help=f"server to go back to, or {NONE}")
     parser.add_argument("--output", type=Path, default=ROOT / "inventory/local")
@@ -442,6 +459,13 @@ def _tell(answers: Answers, written: Sequence[Path]) -> None:
         print(
             "Still to fill in: tensorfold_service_recipe_commit in group_vars/spark_pair/engine.yml"
         )
+    if answers.api != "open":
+        which = (
+            "tensorfold_service_api_key (in a vault)"
+            if answers.api
+            else "tensorfold_service_api_key (in a vault) or tensorfold_service_api_open"
+        )
+        print(f"Still to fill in: {which} in group_vars/spark_pair")
     print("Then: ansible-playbook site.yml -l spark_pair --tags preflight")
 
 

@@ -31,6 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]*")
 _HOME = re.compile(r"/[^\s#:'\"{}\[\],&*!|>%@`\\]+")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
+API_CHOICES = ("open", "key")
 _PLACEHOLDER_COMMIT = "0" * 40
 
 
@@ -74,6 +75,8 @@ class Answers:
     fallback: str
     commit: str
     url: str = ""
+    api: str = ""
+    """Who may use the engine's API: `open`, `key`, or empty while that is not chosen."""
     model: tuple[str, str] | None = None
     """Server and the id that its /v1/models printed, where the catalogue has another one."""
     ssh_common_args: str = ""
@@ -125,6 +128,11 @@ def check(answers: Answers, defaults: Mapping[str, Any]) -> None:
             if not pattern.fullmatch(value):
                 raise InventoryError(f"{value!r} cannot be the {what} of the {role}")
         _check_own_rails(machine)
+    if answers.api not in ("", *API_CHOICES):
+        raise InventoryError(
+            f"{answers.api!r} is no answer to who may use the API: say open (everybody who reaches "
+            "the port) or key (whoever has it)"
+        )
     head, worker = answers.machines["head"], answers.machines["worker"]
     if len(head.rails) != len(worker.rails):
         raise InventoryError(
@@ -137,7 +145,8 @@ def check(answers: Answers, defaults: Mapping[str, Any]) -> None:
                 f"rail {number} is {one.address} on {head.name} and {two.address} on "
                 f"{worker.name}: both ends of a rail must be in one subnet"
             )
-    # The commit may be filled in later, and its absence is refused by every run with a sentence.
+    # The commit and who may use the API may be filled in later; without them every run is refused
+    # with a sentence.
     variables = host_variables(answers, defaults, commit=answers.commit or _PLACEHOLDER_COMMIT)
     pair_variables.description_of(head.name, variables)
 
@@ -169,6 +178,7 @@ def host_variables(
         machine.name: {
             **defaults,
             "tensorfold_service_recipe_commit": commit,
+            "tensorfold_service_api_open": True,
             "model_server_wanted": answers.wanted,
             "model_server_fallback": answers.fallback,
             "model_server_extra": answers.extra,
@@ -257,12 +267,37 @@ def _engine_text(answers: Answers) -> str:
     lines += [f"# - {_plain(remark)}" for remark in answers.recipe_remarks]
     lines += [
         "",
+        *_api_lines(answers),
+        "",
         "# More settings, with their reasons: group_vars/all/engine.yml of the repository, and",
         "# inventory/example/group_vars/spark_pair/production.yml.example.",
         "tensorfold_service_extra_settings: {}",
         "",
     ]
     return "\n".join(lines)
+
+
+def _api_lines(answers: Answers) -> list[str]:
+    """Who may use the engine's API. A key is never written here: it belongs into a vault."""
+    how = answers.how.get("api", "")
+    if answers.api == "open":
+        return [
+            "# Everybody who reaches the port may use the API.",
+            f"tensorfold_service_api_open: true{_because(how)}",
+        ]
+    if answers.api == "key":
+        because = f" ({_plain(how)})" if how else ""
+        return [
+            f"# The API asks for a key{because}. It is not written here: put it into a vault, as",
+            "# ansible-vault create inventory/local/group_vars/spark_pair/vault.yml",
+            "# tensorfold_service_api_key: ...",
+        ]
+    return [
+        "# Who may use the API is yours to choose, and nothing is prepared before: either a key",
+        "# (in a vault, 16 characters or more), or everybody who reaches the port.",
+        "# tensorfold_service_api_key: ...",
+        "# tensorfold_service_api_open: true",
+    ]
 
 
 def _servers_text(answers: Answers) -> str:

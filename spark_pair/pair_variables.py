@@ -18,7 +18,12 @@ from .description import NONE, Role
 from .errors import DescriptionError
 from .weights.manifest import ManifestError, Source
 
-_SECRET = ("model_server_api_keys", "tensorfold_service_secret_settings", "hf_download_environment")
+_SECRET = (
+    "model_server_api_keys",
+    "tensorfold_service_secret_settings",
+    "tensorfold_service_engines",
+    "hf_download_environment",
+)
 """Variables whose value no message shows."""
 
 HostVariables = Mapping[str, Mapping[str, Any]]
@@ -76,13 +81,7 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
     head, worker = pair["head"], pair["worker"]
     _agree(head, worker, variables)
     made = {engine.name: engine for engine in engines_of(head, variables)}
-    keys = mapping_of(head, variables, f"{_SERVER}api_keys")
-    for name, key in keys.items():
-        if not isinstance(key, str) or not key.strip() or "\n" in key:
-            raise DescriptionError(
-                f"{_SERVER}api_keys.{name} must be one line of text (host {head}; its value is not "
-                "shown): set it, or remove the entry"
-            )
+    keys = api_keys_of(head, variables)
     catalog = catalog_of(head, variables)
     for name in (*made, *keys):
         if name not in catalog:
@@ -119,14 +118,56 @@ def description_of(host: str, variables: HostVariables) -> dict[str, Any]:
     return result
 
 
+def api_keys_of(host: str, variables: HostVariables) -> dict[str, str]:
+    """API keys of this host's pair by server: those that were given, and those of the engines.
+
+    For the files that hold them, and for nothing else.
+    """
+    head = pair_of(host, variables)["head"]
+    found: dict[str, str] = {}
+    for name, key in mapping_of(head, variables, f"{_SERVER}api_keys").items():
+        if not isinstance(key, str) or not key.strip() or "\n" in key:
+            raise DescriptionError(
+                f"{_SERVER}api_keys.{name} must be one line of text (host {head}; its value is not "
+                "shown): set it, or remove the entry"
+            )
+        found[str(name)] = str(key)
+    for name, entry, values in _engine_entries(head, variables):
+        try:
+            key = engine_settings.api_key(name, entry, values)
+        except engine_settings.EngineSettingsError as error:
+            raise DescriptionError(f"{error} (host {head})") from error
+        if found.get(name, key) != key:
+            means = "is another key than the engine's" if key else "is set, but its API is open"
+            raise DescriptionError(
+                f"{_SERVER}api_keys.{name} {means}: remove it, since the key of an engine is "
+                f"{engine_settings.PREFIX}api_key, and the switch uses that one (host {head})"
+            )
+        if key:
+            found[name] = key
+    return found
+
+
+def _engine_entries(
+    head: str, variables: HostVariables
+) -> list[tuple[str, Mapping[str, Any], dict[str, Any]]]:
+    """Name and content of each engine entry, with the variables that it may override."""
+    names = [engine_settings.variable_of(key) for key in engine_settings.ENTRY_KEYS]
+    values = {name: value_of(head, variables, name) for name in names}
+    entries = mapping_of(head, variables, f"{engine_settings.PREFIX}engines")
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            raise DescriptionError(
+                f"{engine_settings.PREFIX}engines.{name} must be a mapping (host {head})"
+            )
+    return [(str(name), entry, values) for name, entry in entries.items()]
+
+
 def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engine]:
     """The engine entries of this host's pair, checked. They are written to the head."""
     pair = pair_of(host, variables)
     head, worker = pair["head"], pair["worker"]
-    entries = mapping_of(head, variables, f"{engine_settings.PREFIX}engines")
     catalog = catalog_of(head, variables)
-    names = [f"{engine_settings.PREFIX}{key}" for key in engine_settings.ENTRY_KEYS]
-    values = {name: value_of(head, variables, name) for name in names}
     rails = addresses(worker, variables)[1:]
     place = engine_settings.Place(
         *account_of(head, variables),
@@ -134,11 +175,7 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
         peer_rail=rails[0] if rails else None,
     )
     found = []
-    for name, entry in entries.items():
-        if not isinstance(entry, Mapping):
-            raise DescriptionError(
-                f"{engine_settings.PREFIX}engines.{name} must be a mapping (host {head})"
-            )
+    for name, entry, values in _engine_entries(head, variables):
         timeout = catalog.get(name, {}).get("ready_timeout", description.Server.ready_timeout)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
             raise DescriptionError(
@@ -148,10 +185,10 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
         try:
             found.append(
                 engine_settings.build_engine(
-                    str(name), entry, values, place=place, ready_timeout=int(timeout)
+                    name, entry, values, place=place, ready_timeout=int(timeout)
                 )
             )
-        except engine_settings.EngineSettingsError as error:
+        except DescriptionError as error:
             raise DescriptionError(f"{error} (host {head})") from error
     return found
 
@@ -207,14 +244,9 @@ def _server(
     server = dict(entry)
     api = server.get("api")
     if has_key and isinstance(api, Mapping):
-        server["api"] = api = {**api, "key_file": str(paths.ETC / "secrets" / f"{name}.key")}
+        server["api"] = api = {**api, "key_file": str(paths.key_file(name))}
     if engine is None:
         return server
-    if engine.api_key and not (has_key or (isinstance(api, Mapping) and api.get("key_file"))):
-        raise DescriptionError(
-            f"{engine_settings.PREFIX}api_key is 1 for {name}, but {_SERVER}api_keys has no key "
-            "for it: the switch could not ask the server and would take it for dead"
-        )
     if isinstance(api, Mapping):
         server["api"] = {"port": engine.port, "model": engine.model, **api}
         host = api.get("host")
@@ -235,6 +267,8 @@ def _server(
             "stop": {"host": "head", "argv": ["{generation}/launch", "stop.sh"], "timeout": 180},
         },
     )
+    server.setdefault("accept_dry_run", engine.accept_dry_run)
+    server.setdefault("expect_drafts", engine.expect_drafts)
     server["generation"] = {"hash": engine.hash, "path": engine.path, "current": engine.current}
     if server.get("ranks") and weights:
         server.setdefault("weights", weights)
@@ -251,11 +285,16 @@ def _weights(head: str, variables: HostVariables, engine: engine_settings.Engine
     if checkpoint is None or (overlay is None and engine.settings["ABLIT"] == "1"):
         return {}
     engram = _source(head, variables, "engram")
-    everywhere = engram is not None and set(engram.hosts) == set(description.ROLES)
+    if engram is not None and set(engram.hosts) != set(description.ROLES):
+        engram = None
     return {
         "checkpoint": checkpoint.revision,
         "overlay": overlay.revision if overlay else None,
-        "engram": engram.revision if engram and everywhere else None,
+        "engram": engram.revision if engram else None,
+        "engram_files": [
+            {"pattern": one.pattern, "count": one.count or 1}
+            for one in (engram.files if engram else ())
+        ],
     }
 
 

@@ -20,3 +20,8 @@ ABORT = RUN / "abort"
 
 TOOL = "/usr/local/bin/spark-pair"
 SWITCH_UNIT = "spark-pair-switch.service"
+
+
+def key_file(server: str) -> Path:
+    """Where the key of a server's API is kept for those who ask it: probes and metrics."""
+    return ETC / "secrets" / f"{server}.key"

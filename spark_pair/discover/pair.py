@@ -175,6 +175,24 @@ def recipe(
     return Recipe(commit, url, tuple(remarks))
 
 
+def exposure(
+    views: Mapping[Role, View], names: Mapping[Role, str], port: int, model: str
+) -> Found | None:
+    """`open` or `key`: who may use the engine's API now; None when it does not answer.
+
+    It is asked without a key. Another model's answer on its port says nothing about it.
+    """
+    place = f"port {port} of {names['head']}"
+    for answer in views["head"]["answering"]:
+        if answer["port"] != port:
+            continue
+        if model in answer["models"]:
+            return Found("open", f"{place} answers without a key")
+        if not answer["models"] and answer["words"].startswith("asks for a key"):
+            return Found("key", f"{place} {answer['words']}")
+    return None
+
+
 def same_repository(one: str, two: str) -> bool:
     """Whether two addresses lead to one repository, over whatever protocol."""
     return _repository(one) == _repository(two)

@@ -111,7 +111,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "variables",
         "variables",
-        "The variables make a valid pair; no name is misspelt, none unknown in `preflight_accept`.",
+        "The variables make a valid pair; no name is misspelt, none unknown in "
+        "`preflight_accept`; the declared clients (`tensorfold_service_clients`) fit into the pool "
+        "at once.",
     ),
 )
 

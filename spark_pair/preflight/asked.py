@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .. import pair_variables
+from .. import pair_variables, pool
 from ..description import ROLES, Role, other
 from ..description import parse as parse_description
 from ..errors import DescriptionError, SparkPairError
@@ -109,12 +109,29 @@ def wanted(
     return Wanted(
         description=parsed,
         problems=tuple(problems),
+        doubts=_doubts(next(iter(pair.values())), variables, parsed.wanted if parsed else ""),
         rails={role: rails(pair[role], variables) for role in ROLES if role in pair},
         mtu=_whole(first.get("cx7_network_mtu")),
         allow_management_rail=str(first.get("cx7_network_allow_management_rail", False)).lower()
         in ("true", "yes", "1"),
         **({} if speed is None else {"link_speed": speed}),
     )
+
+
+def _doubts(host: str, variables: HostVariables, server: str) -> tuple[str, ...]:
+    """What is allowed and will hardly work: clients that cannot all be served at once."""
+    try:
+        engines = pair_variables.engines_of(host, variables)
+    except SparkPairError:
+        return ()  # said among the problems
+    found = []
+    for engine in engines:
+        shared = pool.Pool(
+            engine.context, int(engine.settings["PARALLEL"]), int(engine.settings["ROUND_ROWS"])
+        )
+        if engine.name == server and (words := pool.overload(shared, engine.clients)):
+            found.append(f"tensorfold_service_clients: {words}")
+    return tuple(found)
 
 
 def _whole(value: Any) -> int | None:

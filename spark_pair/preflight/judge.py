@@ -55,7 +55,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the variables ask for. `problems` are sentences about what is wrong with them."""
+    """What the variables ask for. `problems` are sentences about what is wrong with them, `doubts`
+    about what is allowed and will hardly work."""
 
     description: PairDescription | None = None
     problems: Sequence[str] = ()
@@ -63,6 +64,7 @@ class Wanted:
     mtu: int | None = None
     link_speed: int = 200_000
     allow_management_rail: bool = False
+    doubts: Sequence[str] = ()
 
 
 def findings(pair: Mapping[Role, str], seen: Mapping[Role, Seen], wanted: Wanted) -> list[Finding]:
@@ -86,7 +88,7 @@ def findings(pair: Mapping[Role, str], seen: Mapping[Role, Seen], wanted: Wanted
         if check.id in _RAIL_IDS:
             found.append(rails[check.id])
         elif check.id == "variables":
-            found.append(_variables(check, pair, roles, wanted.problems))
+            found.append(_variables(check, pair, roles, wanted))
         elif isinstance(check, HostCheck | PairCheck):
             found.append(_judged(check, pair, roles, seen, sights))
         else:
@@ -117,13 +119,15 @@ def _reached(host: str, seen: Seen) -> Outcome:
 
 
 def _variables(
-    check: Check, pair: Mapping[Role, str], roles: Sequence[Role], problems: Sequence[str]
+    check: Check, pair: Mapping[Role, str], roles: Sequence[Role], wanted: Wanted
 ) -> Finding:
-    grade = Grade.FAIL if problems else Grade.OK
-    words = "FAILED" if problems else "ok"
-    return Finding(
-        check.id, grade, {pair[role]: words for role in roles}, "; ".join(problems), check.guards
-    )
+    grade, words = Grade.OK, "ok"
+    if wanted.problems:
+        grade, words = Grade.FAIL, "FAILED"
+    elif wanted.doubts:
+        grade, words = Grade.WARN, "doubtful"
+    hint = "; ".join(wanted.problems or wanted.doubts)
+    return Finding(check.id, grade, {pair[role]: words for role in roles}, hint, check.guards)
 
 
 def _judged(

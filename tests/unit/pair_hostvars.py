@@ -15,10 +15,9 @@ def hostvars(**changes: Any) -> dict[str, dict[str, Any]]:
         **default_variables(),
         "tensorfold_service_recipe_commit": COMMIT,
         "tensorfold_service_image": "engine:test",
+        "tensorfold_service_api_open": True,
         **changes,
     }
-    for name in ("ablit_graft_image", "rank_files_image"):
-        shared[name] = changes.get(name, shared["tensorfold_service_image"])
     if "tensorfold_service_ablit" not in changes:
         wanted = str(shared["ablit_graft_enabled"]).lower()
         shared["tensorfold_service_ablit"] = int(wanted in ("true", "yes", "on"))

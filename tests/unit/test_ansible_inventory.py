@@ -75,7 +75,7 @@ def written(target: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_the_written_inventory_makes_a_valid_pair(tmp_path: Path) -> None:
-    assert run(tmp_path, "--recipe-commit", "0" * 39 + "1") == 0
+    assert run(tmp_path, "--recipe-commit", "0" * 39 + "1", "--api", "open") == 0
     groups = yaml.safe_load((tmp_path / "hosts.yml").read_text())["spark_pair"]["children"]
     variables = inventory.default_variables()
     for file in (tmp_path / "group_vars/spark_pair").iterdir():
@@ -88,6 +88,72 @@ def test_the_written_inventory_makes_a_valid_pair(tmp_path: Path) -> None:
     made = pair_variables.description_of("spark-a", hostvars)
     assert made["hosts"]["worker"]["user"] == "bob"
     assert made["hosts"]["head"]["home"] == "/home/ann"
+
+
+def engine_text(target: Path) -> str:
+    return (target / "group_vars/spark_pair/engine.yml").read_text()
+
+
+def test_who_may_use_the_api_is_left_to_choose_when_nobody_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    text = engine_text(tmp_path)
+    assert "# tensorfold_service_api_key: ..." in text
+    assert "# tensorfold_service_api_open: true" in text
+    assert "tensorfold_service_api_key (in a vault) or" in capsys.readouterr().out
+
+
+def test_who_may_use_the_api_is_written_when_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--api", "open") == 0
+    assert yaml.safe_load(engine_text(tmp_path))["tensorfold_service_api_open"] is True
+    assert "api_key" not in capsys.readouterr().out
+    assert run(tmp_path, "--api", "key", "--force") == 0
+    assert "vault" in engine_text(tmp_path)
+    assert "tensorfold_service_api_open" not in engine_text(tmp_path)
+    assert "tensorfold_service_api_key (in a vault) in" in capsys.readouterr().out
+
+
+SERVED = "DeepSeek-V4.1-Flash-1017"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_open", "said"),
+    [
+        ({"models": [SERVED], "words": SERVED}, True, "port 8888 of spark-a answers without a key"),
+        ({"models": [], "words": "asks for a key (401)"}, False, "asks for a key (401)"),
+        ({"models": ["Another"], "words": "Another"}, False, "yours to choose"),
+        ({"models": [], "words": ""}, False, "yours to choose"),
+    ],
+)
+def test_who_may_use_the_api_is_what_an_engine_does_that_serves(
+    machines: Machines, tmp_path: Path, answer: dict[str, Any], is_open: bool, said: str
+) -> None:
+    machines.views["head"]["answering"] = [{"port": 8888, **answer}]
+    assert look(tmp_path, "--head-user", "ann", "--worker-user", "bob") == 0
+    text = engine_text(tmp_path)
+    assert said in text
+    assert ("tensorfold_service_api_open" in yaml.safe_load(text)) is is_open
+
+
+def test_an_answer_about_the_api_that_says_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    answers = {"Who may use": "maybe"}
+    monkeypatch.setattr(
+        "builtins.input",
+        lambda question: next(
+            (said for begin, said in answers.items() if question.startswith(begin)), ""
+        ),
+    )
+    assert run(tmp_path) == 2
+    assert "'maybe' is no answer" in capsys.readouterr().err
+    answers["Who may use"] = "open"
+    assert run(tmp_path) == 0
+    assert yaml.safe_load(engine_text(tmp_path))["tensorfold_service_api_open"] is True
 
 
 def test_an_account_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
@@ -146,7 +212,7 @@ def test_answers_are_asked_for_with_defaults(
         [
             *("spark-a", "ann", "", "192.0.2.11", ""),
             *("spark-b", "", "", "192.0.2.12", ""),
-            *("198.51.100.11/25", "198.51.100.12/25", ""),
+            *("198.51.100.11/25", "198.51.100.12/25", "", ""),
         ]
     )
 
@@ -273,7 +339,7 @@ def test_what_was_not_found_is_asked_for_or_named(
     assert look(tmp_path / "new") == 2
     assert "--head-user" in capsys.readouterr().err
     asked: list[str] = []
-    replies = iter(["ann", "/home/ann", "bob", "/srv/bob", ""])
+    replies = iter(["ann", "/home/ann", "bob", "/srv/bob", "", ""])
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
 
     def reply(prompt: str) -> str:
@@ -282,7 +348,7 @@ def test_what_was_not_found_is_asked_for_or_named(
 
     monkeypatch.setattr("builtins.input", reply)
     assert look(tmp_path) == 0
-    assert len(asked) == 5  # nothing that was found is asked for
+    assert len(asked) == 6  # nothing that was found is asked for
     assert "# tensorfold_service_recipe_commit" in (tmp_path / FILES[1]).read_text()
 
 

@@ -30,6 +30,7 @@ HANDED_OVER = {
         for name in ("job", "words", "order", "caps", "refused")
     ),
     *(f"long_work_{name}" for name in ("job", "verb", "words", "caps", "refused")),
+    "engine_image_entry",
 }
 """What one role gives another."""
 
@@ -177,16 +178,18 @@ def test_every_shared_default_is_documented_by_its_role() -> None:
 
 
 def test_the_checks_of_engine_settings_cover_every_documented_variable() -> None:
-    specs = load(ROOT / "roles/tensorfold_service/meta/argument_specs.yml")["argument_specs"]
     documented = {
-        name.removeprefix("tensorfold_service_")
-        for name in specs["main"]["options"]
-        if name.startswith("tensorfold_service_")
+        name
+        for role in ("tensorfold_service", "engine_image")
+        for name in load(ROOT / f"roles/{role}/meta/argument_specs.yml")["argument_specs"]["main"][
+            "options"
+        ]
     }
-    assert documented - {"engines", "hide_secrets"} == set(engine_settings.ENTRY_KEYS) - {
-        "unit",
-        "link",
-    }
+    keys = set(engine_settings.ENTRY_KEYS) - {"unit", "link"}
+    checked = {engine_settings.variable_of(key) for key in keys}
+    assert checked <= documented
+    own = {name for name in documented - checked if name.startswith(engine_settings.PREFIX)}
+    assert own == {f"{engine_settings.PREFIX}{name}" for name in ("engines", "hide_secrets")}
 
 
 def test_registered_variables_are_internal() -> None:

@@ -66,12 +66,19 @@ def test_an_engine_is_described_with_the_weights_that_its_ranks_are_cut_from() -
         "checkpoint": "45ee5d0f",
         "overlay": None,
         "engram": "1bae0e1088993b9b82de08f59de5be5a34e42170",
+        "engram_files": [
+            {"pattern": "*-00047-of-*.safetensors", "count": 1},
+            {"pattern": "*-00048-of-*.safetensors", "count": 1},
+            {"pattern": "*.json", "count": 1},
+        ],
     }
     overlay = "0bdc2036113c4fdda38ef6005b3cbc0bc0dfa0f0"
     assert weights_of(ablit_graft_enabled=True) == {**stock, "overlay": overlay}
     whole = "45ee5d0f" + "0" * 32
     extra = {"checkpoint": {"revision": whole}, "engram": {"hosts": ["head"]}}
-    assert weights_of(weights_sources_extra=extra) == {**stock, "checkpoint": whole, "engram": None}
+    assert weights_of(weights_sources_extra=extra) == {
+        **{**stock, "checkpoint": whole, "engram": None, "engram_files": []}
+    }
 
 
 def test_values_of_the_template_engine_are_taken_as_what_they_are() -> None:
@@ -125,15 +132,58 @@ def test_an_extra_is_merged_key_by_key() -> None:
     assert hikari["ports"] == []
 
 
+KEY = "s3cret-s3cret-s3cret"
+
+
+def locked(**changes: Any) -> dict[str, dict[str, Any]]:
+    """A pair whose engine asks for a key."""
+    asks = {"tensorfold_service_api_key": KEY, "tensorfold_service_api_open": False}
+    return hostvars(**(asks | changes))
+
+
 def test_an_api_key_is_a_file_in_the_description_never_the_key() -> None:
-    variables = hostvars(tensorfold_service_api_key=1, model_server_api_keys={"deepseek": "s3cret"})
-    made = pair_variables.description_of("spark-a", variables)
-    assert made["servers"]["deepseek"]["api"]["key_file"] == "/etc/spark-pair/secrets/deepseek.key"
-    assert "s3cret" not in json.dumps(made)
+    variables = locked(model_server_api_keys={"hikari": "another-one"})
+    for host in ("spark-a", "spark-b"):
+        made = pair_variables.description_of(host, variables)
+        for name in ("deepseek", "hikari"):
+            key_file = made["servers"][name]["api"]["key_file"]
+            assert key_file == f"/etc/spark-pair/secrets/{name}.key"
+        assert KEY not in json.dumps(made)
+        keys = pair_variables.api_keys_of(host, variables)
+        assert keys == {"hikari": "another-one", "deepseek": KEY}
 
 
-def test_a_locked_api_without_a_key_is_refused() -> None:
-    assert "model_server_api_keys has no key" in refused(hostvars(tensorfold_service_api_key=1))
+def test_an_open_api_needs_no_key() -> None:
+    assert pair_variables.api_keys_of("spark-b", hostvars()) == {}
+    made = pair_variables.description_of("spark-a", hostvars())
+    assert "key_file" not in made["servers"]["deepseek"]["api"]
+
+
+def test_nothing_that_is_made_of_an_engine_holds_its_key() -> None:
+    (engine,) = pair_variables.engines_of("spark-a", locked())
+    assert engine.api_key
+    assert engine.api_key_path == "/home/ann/.cache/dsv41-tensorfold/state/api-key"
+    assert KEY not in repr(engine)
+    assert KEY not in json.dumps(engine.as_dict())
+
+
+def test_the_same_key_may_be_given_twice_but_not_another() -> None:
+    same = locked(model_server_api_keys={"deepseek": KEY})
+    assert pair_variables.api_keys_of("spark-a", same) == {"deepseek": KEY}
+    other = "0ther-0ther-0ther"
+    for variables in (
+        locked(model_server_api_keys={"deepseek": other}),
+        hostvars(model_server_api_keys={"deepseek": other}),
+    ):
+        said = refused(variables)
+        assert "model_server_api_keys.deepseek is" in said
+        assert "remove it" in said and "(host spark-a)" in said
+        assert KEY not in said and other not in said
+
+
+def test_an_engine_input_is_refused_with_the_host() -> None:
+    said = refused(hostvars(engine_image_patches=[{"path": "/a.patch"}]))
+    assert "engine_image_patches[0].sha256" in said and "(host spark-a)" in said
 
 
 @pytest.mark.parametrize(

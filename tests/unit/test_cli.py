@@ -192,7 +192,7 @@ class TestWatch:
         assert (told["state"], told["exit"], told["changed"]) == ("done", 11, False)
 
     def test_a_process_that_died_for_good(self, host: Host, capsys: Capture) -> None:
-        self.submits(host, BEGIN)
+        self.submits(host, BEGIN, {**BEGIN, "event": "armed"})
         assert cli.main(["switch", "deepseek"]) == 30
         assert "has no process any more; run 'spark-pair resume'" in capsys.readouterr().err
         assert len(host.systemctl) == 1  # systemd is not asked at every look
@@ -293,7 +293,7 @@ class TestFollow:
         assert len(told["lines"]) == 1
 
     def test_lost(self, host: Host, capsys: Capture) -> None:
-        host.journal(BEGIN)
+        host.journal(BEGIN, {**BEGIN, "event": "armed"})
         assert self.told(capsys)["state"] == "lost"
 
     @pytest.mark.parametrize("active", ["active", "activating", "deactivating"])
@@ -549,6 +549,12 @@ class Local:
     def remove_rank(self, container: str) -> None:
         self.acts.append(f"remove {container}")
 
+    def rank(self, server: Any) -> dict[str, Any]:
+        return {"inspected": server.name}
+
+    def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
+        return dict.fromkeys(paths, "ext4")
+
     def weight_problems(self, server: Any) -> list[str]:
         return [f"{server.name} has none"]
 
@@ -568,6 +574,14 @@ class TestNode:
     def test_weights(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "weights", "deepseek"]) == 0
         assert json.loads(capsys.readouterr().out) == {"problems": ["deepseek has none"]}
+
+    def test_a_rank(self, local: type[Local], capsys: Capture) -> None:
+        assert cli.main(["node", "rank", "deepseek"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"inspected": "deepseek"}
+
+    def test_file_systems(self, local: type[Local], capsys: Capture) -> None:
+        assert cli.main(["node", "filesystems", "/a", "/b c"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"/a": "ext4", "/b c": "ext4"}
 
     def test_units_of_the_pair(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "unit", "stop", "watchdog.timer", "--timeout", "7"]) == 0
@@ -597,7 +611,7 @@ class TestNode:
         assert "database is no rank" in capsys.readouterr().err
         assert local.acts == []
 
-    @pytest.mark.parametrize("verb", ["load", "probe", "images", "weights", "context"])
+    @pytest.mark.parametrize("verb", ["load", "probe", "images", "weights", "context", "rank"])
     def test_unknown_servers_are_refused(self, host: Host, capsys: Capture, verb: str) -> None:
         assert cli.main(["node", verb, "hikary"]) == 2
         assert "no model server named 'hikary'" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from spark_pair.description import (
     Command,
+    Files,
     Generation,
     Host,
     Keeper,
@@ -59,7 +60,8 @@ class TestValid:
         assert deepseek.generation == Generation(
             NEW, f"/var/lib/spark-pair/generations/{NEW}", "/var/lib/spark-pair/current/deepseek"
         )
-        assert deepseek.weights == Weights("45ee5d0f", None, "1bae0e10")
+        files = (Files("*-00047-of-*", 1),)
+        assert deepseek.weights == Weights("45ee5d0f", None, "1bae0e10", files)
         assert hikari.weights is None
 
     def test_everything_but_api_probe_and_units_is_optional(self) -> None:
@@ -183,6 +185,12 @@ DEEPSEEK = ("servers", "deepseek")
         (put(*DEEPSEEK, "generation", "hash", value="abc"), "generation.hash cannot be 'abc'"),
         (put(*DEEPSEEK, "weights", "overlay", value="main"), "weights.overlay cannot be 'main'"),
         (put(*DEEPSEEK, "weights", value={}), "deepseek.weights lacks 'checkpoint'"),
+        (
+            put(*DEEPSEEK, "weights", "engram_files", value=[{"pattern": "*", "count": 0}]),
+            r"engram_files\[0\].count is 0, but must be 1 or more",
+        ),
+        (put(*DEEPSEEK, "accept_dry_run", value="yes"), "deepseek.accept_dry_run cannot be 'yes'"),
+        (put(*DEEPSEEK, "expect_drafts", value=1), "expect_drafts must be true or false, not 1"),
         (put(*DEEPSEEK, "weights", "rank", value=1), "weights has an unknown key 'rank'"),
         (
             put(*DEEPSEEK, "commands", "stop", "host", value="worker"),

@@ -10,6 +10,7 @@ from types import ModuleType
 import test_weights_plan
 import yaml
 
+from spark_pair import engine_settings, pool
 from spark_pair.preflight import judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,36 @@ def test_what_the_page_says_of_each_plan_is_so() -> None:
     for name in ("auto", "unpruned", "pruned"):
         assert "Nothing is started" not in module.BLOCKS[name]()
     assert "rank_files_prune_sources: true" in module.BLOCKS["refused"]()
+
+
+def test_the_page_of_the_engine_lists_every_variable_as_it_is_now() -> None:
+    module = generator("make_engine_table")
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert text.count("<!-- engine variables -->") == 1
+    assert module.page(text) == text, "run python docs/make_engine_table.py"
+    rows = module.rows()
+    asked = {engine_settings.variable_of(key) for key in engine_settings.ENTRY_KEYS}
+    assert asked - {"tensorfold_service_unit", "tensorfold_service_link"} <= set(rows)
+
+
+def test_every_variable_of_the_engine_has_its_reason() -> None:
+    module = generator("make_engine_table")
+    rows = list(module.rows().items())
+    assert len(rows) > 30
+    for (above, _), (name, reason) in zip([("", ""), *rows[:-1]], rows, strict=True):
+        # Below one comment stand only variables that belong together.
+        assert reason or above.startswith(("tensorfold_service_", "engine_image_")), name
+    assert sum(1 for _, reason in rows if not reason) <= 5
+
+
+def test_the_example_on_the_page_of_the_engine_is_what_the_command_says() -> None:
+    text = (ROOT / "docs/engine.md").read_text(encoding="utf-8")
+    shared = pool.Pool(262_144, 8, 32)
+    assert pool.words(shared, 30_000, 2500) in text
+    for prompt, budget in ((30_000, 2500), (1000, 32_768), (110_000, 2500)):
+        row = next(line for line in text.splitlines() if line.startswith(f"| {prompt} prompt"))
+        assert str(budget) in row
+        assert row.endswith(f"| {shared.at_once(prompt, budget)} |")
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -252,6 +252,49 @@ def test_what_the_rails_should_be(mtu: Any, expected: int | None) -> None:
     assert wanted.description is not None and wanted.description.wanted == "deepseek"
 
 
+AGENTS = {"name": "agents", "at_once": 4, "prompt": 110_000, "max_tokens": 2500}
+
+
+def _doubts(**variables: Any) -> tuple[str, ...]:
+    made = hostvars(**variables)
+    description = pair_variables.description_of("spark-a", made)
+    return tuple(asked.wanted(ROLES, made, description, []).doubts)
+
+
+def test_clients_that_cannot_all_fit_are_a_doubt_with_the_numbers() -> None:
+    assert _doubts(tensorfold_service_clients=[{**AGENTS, "at_once": 2}]) == ()
+    (words,) = _doubts(tensorfold_service_clients=[AGENTS])
+    assert words.startswith("tensorfold_service_clients: ")
+    assert "450560 tokens for a pool of 262144" in words and "agents 4 times 112640" in words
+    larger = _doubts(tensorfold_service_clients=[AGENTS], tensorfold_service_context=1_048_576)
+    assert larger == ()
+
+
+def test_only_the_clients_of_the_wanted_server_count() -> None:
+    one = {"unit": "dsv41-tensorfold.service"}
+    crowded = {**one, "clients": [AGENTS]}
+    assert _doubts(tensorfold_service_engines={"deepseek": crowded})
+    assert not _doubts(
+        tensorfold_service_engines={"deepseek": crowded}, model_server_wanted="hikari"
+    )
+    assert asked.wanted(ROLES, hostvars(tensorfold_service_clients="x"), {}, ["x"]).doubts == ()
+
+
+def test_a_doubt_warns_and_a_problem_stops() -> None:
+    pair = {"head": "spark-a", "worker": "spark-b"}
+    seen = {role: judge.Seen(absence="away") for role in pair}
+
+    def variables(**wanted: Any) -> Finding:
+        found = judge.findings(pair, seen, judge.Wanted(**wanted))  # type: ignore[arg-type]
+        return next(one for one in found if one.id == "variables")
+
+    doubtful = variables(doubts=["too many"])
+    assert (doubtful.grade, doubtful.hint) == (Grade.WARN, "too many")
+    assert set(doubtful.measured.values()) == {"doubtful"}
+    both = variables(problems=["wrong"], doubts=["too many"])
+    assert (both.grade, both.hint) == (Grade.FAIL, "wrong")
+
+
 def test_a_long_cell_goes_on_below_and_keeps_its_items_whole() -> None:
     found = Finding(
         id="rails_rdma",
