@@ -18,10 +18,11 @@ from .manifest import HOST_ROLES, HostRole
 GB = 10**9
 GIB = 1 << 30
 
-Purpose = Literal["cache", "work", "ranks", "images"]
-PURPOSES: tuple[Purpose, ...] = ("cache", "work", "ranks", "images")
+Purpose = Literal["cache", "work", "ranks", "images", "scratch"]
+PURPOSES: tuple[Purpose, ...] = ("cache", "work", "ranks", "images", "scratch")
 """What a place is for: the cache of the Hub's files; the folder where shards are rewritten and
-what undoes it is kept; rank files; images of the container runtime."""
+what undoes it is kept; rank files; images of the container runtime; archives of images on their way
+to the other machine."""
 
 Places = Mapping[HostRole, Mapping[Purpose, str]]
 """Absolute path of every purpose on both machines; it need not exist yet."""

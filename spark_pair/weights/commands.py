@@ -54,12 +54,12 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB")
 
     one = verbs.add_parser("download", help="fetch what ORDER names (the program of a job)")
-    _order_argument(one)
+    order_argument(one)
     one.set_defaults(run=_download)
 
     for name, what, program in _PROGRAMS:
         one = verbs.add_parser(name, help=f"{what} (the program of a job)")
-        _order_argument(one)
+        order_argument(one)
         one.set_defaults(run=program)
 
     # What the other machine's transfer asks for, over ssh.
@@ -71,7 +71,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_verify)
 
     one = verbs.add_parser("adopt", help="prove and record what ORDER names (the program of a job)")
-    _order_argument(one)
+    order_argument(one)
     one.set_defaults(run=_adopt)
 
     # A job's last step, called by systemd as root.
@@ -80,7 +80,8 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_record)
 
 
-def _order_argument(parser: argparse.ArgumentParser) -> None:
+def order_argument(parser: argparse.ArgumentParser) -> None:
+    """Let a verb take the file of an order."""
     parser.add_argument(
         "order", type=Path, nargs="?", help="its file; the one in the job's folder by default"
     )

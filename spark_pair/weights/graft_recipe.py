@@ -139,7 +139,7 @@ class ByRecipe:
             self._bench.prove_stock(file, self._source(file))
         need = sum(file.size for file in todo if not disk.is_own(self._new / file.path))
         disk.check_room(self._bench.derived, need, self._order.floor_bytes)
-        words = " ".join(self._order.command)
+        command = [*self._order.command]
         if needs_types:
             # Without it the tools would run for an hour before that is found.
             if not self._order.dtypes_command:
@@ -147,14 +147,30 @@ class ByRecipe:
                     "the overlay's tensors are of other types than the checkpoint's, and "
                     "ablit_graft_dtypes_command, which would change that, is empty"
                 )
-            words += " ".join(self._order.dtypes_command)
-        if "{recipe}" in words and self._order.recipe is None:
+            command += self._order.dtypes_command
+        self._check_recipe(command)
+        if any("{script}" in word for word in command) and self._script is None:
+            raise GraftError("the overlay has no program beside its tensors: set "
+                             "ablit_graft_command")  # fmt: skip
+
+    def _check_recipe(self, command: Sequence[str]) -> None:
+        """Raise GraftError unless what the commands take from the recipe's checkout is there.
+
+        Docker would make a folder that is missing, as root, in the place of what comes there later.
+        """
+        wanted = [word for word in command if "{recipe}" in word]
+        recipe = self._order.recipe
+        if wanted and recipe is None:
             raise GraftError(
                 "the commands of the recipe's way need its checkout: set ablit_graft_recipe"
             )
-        if "{script}" in words and self._script is None:
-            raise GraftError("the overlay has no program beside its tensors: set "
-                             "ablit_graft_command")  # fmt: skip
+        for word in wanted:
+            path = Path(word.replace("{recipe}", str(recipe)))
+            if word.startswith("{recipe}") and not os.access(path, os.R_OK):
+                raise GraftError(
+                    f"{path} is not there, or may not be read by the account: clone the recipe "
+                    "where it may, and set ablit_graft_recipe to that folder"
+                )
 
     @property
     def _script(self) -> File | None:

@@ -12,6 +12,11 @@ DIGITS = 8
 """Of a commit, in the name of a folder."""
 
 
+def work(home: Path) -> Path:
+    """The folder of everything that is made from checkpoints, in an account's home."""
+    return home / ".cache" / "huggingface" / "tensorfold-dsv41"
+
+
 def derived(work: Path, checkpoint: str, overlay: str | None) -> Path:
     """The folder of everything made from a checkpoint, with an overlay or without (commits)."""
     name = checkpoint[:DIGITS]

@@ -114,38 +114,7 @@ class Orders:
             "source": step.source,
             "manifest": self.manifests[step.source].as_dict(),
             "files": list(step.files),
-            **self._way(step.host),
-        }
-
-    def _way(self, host: HostRole) -> dict[str, Any]:
-        """How bytes come to a machine from the other one."""
-        origin = _other(host)
-        names, machines, transfer = (
-            self.settings.names, self.settings.machines, self.settings.transfer,
-        )  # fmt: skip
-        here, there = machines[host], machines[origin]
-        rails = [
-            {"here": mine, "peer": theirs}
-            for mine, theirs in zip(here.rails, there.rails, strict=False)
-        ]
-        if not rails:
-            raise StepError(
-                f"{names[host]} and {names[origin]} have no rail in common, and weights are sent "
-                "over the rails: name them in cx7_network_rails of both"
-            )
-        return {
-            "peer": {
-                "name": names[origin],
-                "user": there.user,
-                "home": self.settings.homes[origin],
-                "addresses": list(there.addresses),
-                "port": there.port,
-            },
-            "rails": rails,
-            "transport": transfer.transport,
-            "ports": list(transfer.ports),
-            "streams": transfer.streams,
-            "limit_bytes_per_second": None,
+            **way_of(self.settings, step.host),
         }
 
     # ---- rank files
@@ -168,7 +137,7 @@ class Orders:
                 "entries": footer["entries"],
                 INDEX: footer[INDEX],
             },
-            **self._way(step.host),
+            **way_of(self.settings, step.host),
         }
 
     def _rank_artefact(
@@ -319,6 +288,38 @@ class Orders:
             "work": str(work),
             "overlay": self.goal.graft,
         }
+
+
+def way_of(settings: Settings, host: HostRole) -> dict[str, Any]:
+    """How bytes come to a machine from the other one. Raises StepError without a common rail."""
+    origin = _other(host)
+    names, machines, transfer = (
+        settings.names, settings.machines, settings.transfer,
+    )  # fmt: skip
+    here, there = machines[host], machines[origin]
+    rails = [
+        {"here": mine, "peer": theirs}
+        for mine, theirs in zip(here.rails, there.rails, strict=False)
+    ]
+    if not rails:
+        raise StepError(
+            f"{names[host]} and {names[origin]} have no rail in common, and what is sent "
+            "goes over the rails: name them in cx7_network_rails of both"
+        )
+    return {
+        "peer": {
+            "name": names[origin],
+            "user": there.user,
+            "home": settings.homes[origin],
+            "addresses": list(there.addresses),
+            "port": there.port,
+        },
+        "rails": rails,
+        "transport": transfer.transport,
+        "ports": list(transfer.ports),
+        "streams": transfer.streams,
+        "limit_bytes_per_second": None,
+    }
 
 
 def _other(host: HostRole) -> HostRole:

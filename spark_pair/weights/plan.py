@@ -45,6 +45,8 @@ class Plan:
     """Bytes of interrupted downloads of other programs on each machine; never touched."""
     barred: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Steps that cannot be done yet, by their ids, each with why and what to do."""
+    imageless: frozenset[str] = frozenset()
+    """Which of those lack nothing but the engine's image, which a stage before this one brings."""
 
     @property
     def credited(self) -> int:

@@ -69,8 +69,10 @@ def make(settings: Settings, seens: Seens, questions: Questions) -> Planned:
     plan = _plan(settings, seens, manifests)
     if not plan.problems:
         refused = [*_unrailed(plan, settings), *_refused(plan, settings, manifests, questions)]
+        barred = _barred(plan, settings, seens)
+        own = {one.id for one in plan.steps if _runs_in(one, settings)[0] == settings.image != ""}
         plan = dataclasses.replace(
-            plan, problems=tuple(refused), barred=_barred(plan, settings, seens)
+            plan, problems=tuple(refused), barred=barred, imageless=frozenset(own & barred.keys())
         )
     return Planned(plan, manifests, notes)
 
@@ -206,24 +208,30 @@ def _barred(plan: Plan, settings: Settings, seens: Seens) -> dict[str, str]:
     """Why steps of a plan cannot be done yet, by their ids: what they run in is not there."""
     found = {}
     for step in plan.steps:
-        if step.kind == "shard":
-            image, variable = settings.cut.image, "rank_files_image"
-        elif step.id == GRAFT and settings.options.graft == "recipe":
-            image, variable = settings.graft.image, "ablit_graft_image"
-        else:
+        image, variable = _runs_in(step, settings)
+        if not variable:
             continue
         host = settings.names[step.host]
         if not image:
             found[step.id] = (
-                f"{variable} names no image to run it in: name the engine's, which the recipe "
-                f"builds on {host}"
+                f"{variable} names no image to run it in, and there is no engine whose image it "
+                "could be"
             )
         elif seens[step.host]["images"].get(image) is False:
             found[step.id] = (
-                f"the image {image} is not on {host}: build it there with the recipe, load it "
-                f"with 'docker load', or name another in {variable}"
+                f"the image {image} is not on {host}: --tags image brings the engine's; any other "
+                f"you load with 'docker load', or name one that is there in {variable}"
             )
     return found
+
+
+def _runs_in(step: Step, settings: Settings) -> tuple[str, str]:
+    """The image that a step runs in, and the variable that names it; empty without one."""
+    if step.kind == "shard":
+        return settings.cut.image, "rank_files_image"
+    if step.id == GRAFT and settings.options.graft == "recipe":
+        return settings.graft.image, "ablit_graft_image"
+    return "", ""
 
 
 # ---- orders -------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ either. So what the record says about the file decides, and nothing is started o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..description import Weights
-from .layout import DIGITS, rank_files
+from .layout import DIGITS, rank_files, work
 from .provenance import RANK_FILE, Artefact, everyday
 from .rank_file import RankFileError, rank_of, read_footer
 from .verify import Disk
@@ -19,15 +21,17 @@ ENGRAM = "engram"
 _MADE = "--tags weights makes it, and --tags adopt takes over one that was made by hand"
 
 
-def problems(wanted: Weights, rank: int, record: Mapping[str, Artefact]) -> list[str]:
+def problems(wanted: Weights, rank: int, record: Mapping[str, Artefact], home: Path) -> list[str]:
     """Why a server must not be started on this machine, which serves that rank; reads no content.
 
-    `record` is the record of the machine.
+    `record` is the record of the machine, `home` that of the account whose weights are served.
     """
-    return [*_rank_problems(wanted, rank, record), *_engram_problems(wanted, record)]
+    return [*_rank_problems(wanted, rank, record, home), *_engram_problems(wanted, record)]
 
 
-def _rank_problems(wanted: Weights, rank: int, record: Mapping[str, Artefact]) -> Iterator[str]:
+def _rank_problems(
+    wanted: Weights, rank: int, record: Mapping[str, Artefact], home: Path
+) -> Iterator[str]:
     files = [
         artefact
         for name, artefact in sorted(record.items())
@@ -39,7 +43,7 @@ def _rank_problems(wanted: Weights, rank: int, record: Mapping[str, Artefact]) -
     elif not right:
         yield _another(rank, files[0], wanted)
     else:
-        found = [list(_file_problems(rank, artefact)) for artefact in right]
+        found = [list(_file_problems(rank, artefact, home)) for artefact in right]
         yield from min(found, key=len)
 
 
@@ -77,14 +81,15 @@ def _another(rank: int, artefact: Artefact, wanted: Weights) -> str:
     )
 
 
-def _file_problems(rank: int, artefact: Artefact) -> Iterator[str]:
+def _file_problems(rank: int, artefact: Artefact, home: Path) -> Iterator[str]:
     folder = Path(artefact.folder)
     overlay = artefact.details.get("overlay")
-    place = rank_files(Path(), artefact.commit, None if overlay is None else str(overlay))
-    if folder.parts[-len(place.parts) :] != place.parts:
+    place = rank_files(work(home), artefact.commit, None if overlay is None else str(overlay))
+    # Either may be reached through a link to a larger disk.
+    if os.path.realpath(folder) != os.path.realpath(place):
         yield (
             f"the recorded file of rank {rank} lies in {folder}, and a server looks for it in "
-            f"…/tensorfold-dsv41/{place}: move it there, then run --tags adopt"
+            f"{place}: move it there, then run --tags adopt"
         )
         return
     for one in everyday(artefact, Disk(folder).stat):
@@ -120,3 +125,12 @@ def _engram_problems(wanted: Weights, record: Mapping[str, Artefact]) -> Iterato
         )
     elif wrong := everyday(artefact, Disk(artefact.folder).stat):
         yield f"Engram: {wrong[0].path} {wrong[0].words}; run --tags verify, then --tags plan"
+    elif lacking := [
+        one.pattern
+        for one in wanted.engram_files
+        if sum(fnmatchcase(path, one.pattern) for path in artefact.files) < one.count
+    ]:
+        yield (
+            f"of the Engram tables not every {' and '.join(lacking)} is on record there: --tags "
+            "weights brings what is missing, and --tags adopt takes over what lies in the cache"
+        )

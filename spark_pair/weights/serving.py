@@ -22,6 +22,9 @@ from .variables import Limits, Settings
 UNDO = "undo-"
 """Beginning of the id of a step that takes the overlay out again, which needs no container."""
 
+BUILD = "build-image-head"
+"""Id of the step that builds an image: no container of ours, and as much of a load."""
+
 RESERVE_BYTES = 8 * GIB
 """What must stay available beside a server once a container has taken all that it may."""
 
@@ -56,6 +59,8 @@ class Container:
 
 def container(step: Mapping[str, Any], settings: Settings) -> Container | None:
     """What a step of the plan runs in (`id`, `kind`, `host`); None when that is none."""
+    if step["id"] == BUILD:
+        return Container(step["host"], settings.build_memory_bytes, "engine_image_build_memory_gib")
     if step["kind"] == "shard":
         return Container(step["host"], settings.cut.memory_bytes, "rank_files_memory_gib")
     grafts = step["kind"] == "graft" and not step["id"].startswith(UNDO)
@@ -89,7 +94,8 @@ def decide(
     words = "; ".join(running)
     if heavy and not allowed:
         return Decision(
-            f"No work on the weights beside a server that fills the memory: {'; '.join(heavy)}. "
+            "No work on weights or images beside a server that fills the memory: "
+            f"{'; '.join(heavy)}. "
             "Switch to the other server or to none (--tags rollback, --tags stop_incumbent), or "
             "accept the risk with weights_allow_while_serving=true. Nothing was started"
         )
@@ -106,7 +112,7 @@ def _no_room(container: Container, view: View | None, running: str) -> str:
         return ""
     there = "is not known" if available is None else f"is {available:.1f} GiB"
     return (
-        f"A container of up to {container.memory_bytes / GIB:g} GiB ({container.variable}) is not "
+        f"What may take up to {container.memory_bytes / GIB:g} GiB ({container.variable}) is not "
         f"started beside a server ({running}) unless {need:g} GiB are available, and on the "
         f"{container.role} that {there}. Stop the server first (--tags stop_incumbent), or lower "
         "the setting. Nothing was started"

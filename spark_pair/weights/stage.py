@@ -12,6 +12,9 @@ from .steps import Kind, Step
 OF_OTHERS: frozenset[Kind] = frozenset({"image"})
 """Kinds that are no matter of this stage, whoever asks for them; the plan shows and counts them."""
 
+IMAGE_TAGS = frozenset({"all", "image"})
+"""A run with one of these has the images in place before this stage, or ends before it."""
+
 STAGE_TAGS = frozenset({"all", "weights"})
 KIND_TAGS: frozenset[Kind] = frozenset({"download", "transfer", "graft", "shard", "prune"})
 """A run with some of these and none of STAGE_TAGS is restricted to these kinds."""
@@ -46,6 +49,10 @@ def work(plan: Plan, tags: Collection[str]) -> Work:
     A step waits for what it needs: after a step that is not done, nothing that needs it is done.
     """
     asked = _asked(tags)
+    images = bool(IMAGE_TAGS & set(tags))
+    barred = {
+        name: why for name, why in plan.barred.items() if not (images and name in plan.imageless)
+    }
     do: list[Step] = []
     left: list[Step] = []
     waiting: list[Step] = []
@@ -53,18 +60,19 @@ def work(plan: Plan, tags: Collection[str]) -> Work:
     undone: set[str] = set()
     for step in plan.steps:
         if step.kind in OF_OTHERS:
-            undone.add(step.id)
+            if not images:
+                undone.add(step.id)
             continue
         if step.kind not in asked:
             among = others
-        elif step.id in plan.barred:
+        elif step.id in barred:
             among = left
         else:
             among = waiting if undone & set(step.needs) else do
         among.append(step)
         if among is not do:
             undone.add(step.id)
-    why = {step.id: plan.barred[step.id] for step in left}
+    why = {step.id: barred[step.id] for step in left}
     return Work(tuple(do), tuple(left), tuple(waiting), tuple(others), why)
 
 

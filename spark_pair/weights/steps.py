@@ -254,7 +254,12 @@ class _Work:
         if pair[host].image or not size:
             return None
         needs = ("image-head",) if host == "worker" else ()
-        effects = self.disks.effects(grows=[(host, "images", size)])
+        # It travels as an archive, which lies on both machines until the image is there.
+        both: tuple[HostRole, ...] = ("head", "worker") if host == "worker" else ()
+        archives: list[tuple[HostRole, budget.Purpose, int]] = [
+            (each, "scratch", size) for each in both
+        ]
+        effects = self.disks.effects(grows=[(host, "images", size), *archives], frees=archives)
         step = Step(f"image-{host}", "image", host, size, words, needs, effects)
         return step, {**pair, host: dataclasses.replace(pair[host], image=True)}
 

@@ -15,10 +15,18 @@ from typing import Any, Literal
 
 from ..errors import DescriptionError
 from .cache import Cache
-from .manifest import File, Manifest, ManifestError, is_commit
+from .manifest import File, Manifest, ManifestError
+from .order_parts import (
+    OrderError,
+    RankArtefact,
+    absolute,
+    check_shape,
+    text,
+    texts,
+    whole_number,
+)
 from .provenance import Artefact, Held, Origin
 
-SCHEMA = 1
 KIND = "transfer"
 RANK_KIND = "transfer_rank"
 
@@ -26,9 +34,8 @@ Transport = Literal["daemon", "ssh"]
 TRANSPORTS: tuple[Transport, ...] = ("daemon", "ssh")
 
 STREAMS_MOST = 16
-_WAY = frozenset({"peer", "rails", "transport", "ports"})
-_COMMON = frozenset({"schema", "kind", "home"}) | _WAY
-_OPTIONAL = frozenset({"floor_bytes", "streams", "limit_bytes_per_second"})
+_WORDS = "a transfer's order"
+WAY_KEYS = frozenset({"peer", "rails", "transport", "ports", "streams", "limit_bytes_per_second"})
 _RANK_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z:.%_-]*")
@@ -87,26 +94,24 @@ class TransferOrder:
     @classmethod
     def from_dict(cls, data: Any) -> TransferOrder:
         """Raises DescriptionError with what is wrong."""
-        order = _checked(data, KIND, frozenset({"source", "manifest", "files"}))
-        if not isinstance(order["source"], str) or not order["source"]:
-            raise DescriptionError(f"a transfer's order has {order['source']!r} for source")
-        if not isinstance(order["files"], list | tuple):
-            raise DescriptionError("a transfer's order has no list of files")
+        order = check_shape(data, KIND, _WORDS, WAY_KEYS | {"source", "manifest", "files"})
         try:
             manifest = Manifest.from_dict(order["manifest"])
-            files = tuple(manifest.file(str(path)) for path in order["files"])
+            files = tuple(manifest.file(path) for path in texts(order, "files"))
+            if not files:
+                raise OrderError("no file")
+            return cls(
+                source=text(order, "source"),
+                home=absolute(order, "home"),
+                manifest=manifest,
+                files=files,
+                way=way_of(order),
+                floor_bytes=whole_number(order, "floor_bytes", 0),
+            )
+        except OrderError as error:
+            raise DescriptionError(f"{_WORDS} has {error}") from None
         except (ManifestError, TypeError, AttributeError) as error:
-            raise DescriptionError(f"a transfer's order: {error}") from error
-        if not files:
-            raise DescriptionError("a transfer's order names no file")
-        return cls(
-            source=order["source"],
-            home=Path(order["home"]),
-            manifest=manifest,
-            files=files,
-            way=_way(order),
-            floor_bytes=order.get("floor_bytes", 0),
-        )
+            raise DescriptionError(f"{_WORDS}: {error}") from error
 
     def where(self) -> Cache:
         """The cache that the files go to."""
@@ -178,18 +183,18 @@ class RankTransferOrder:
     @classmethod
     def from_dict(cls, data: Any) -> RankTransferOrder:
         """Raises DescriptionError with what is wrong."""
-        order = _checked(data, RANK_KIND, frozenset({"artefact", "from", "file"}))
-        origin = order["from"]
-        if not isinstance(origin, str) or not origin.startswith("/"):
-            raise DescriptionError(f"a transfer's order has {origin!r} for from: no absolute path")
-        return cls(
-            made_from=_artefact(order["artefact"]),
-            home=Path(order["home"]),
-            origin=Path(origin),
-            rank=_rank(order["file"]),
-            way=_way(order),
-            floor_bytes=order.get("floor_bytes", 0),
-        )
+        order = check_shape(data, RANK_KIND, _WORDS, WAY_KEYS | {"artefact", "from", "file"})
+        try:
+            return cls(
+                made_from=_artefact(order["artefact"]),
+                home=absolute(order, "home"),
+                origin=absolute(order, "from"),
+                rank=_rank(order["file"]),
+                way=way_of(order),
+                floor_bytes=whole_number(order, "floor_bytes", 0),
+            )
+        except OrderError as error:
+            raise DescriptionError(f"{_WORDS} has {error}") from None
 
     @property
     def folder(self) -> Path:
@@ -236,96 +241,65 @@ def read_order(data: Any) -> TransferOrder | RankTransferOrder:
 # ---- reading --------------------------------------------------------------------------------
 
 
-def _checked(data: Any, kind: str, own: frozenset[str]) -> Mapping[str, Any]:
-    """An order of that kind with all its keys, and what both kinds share looked at."""
-    if not isinstance(data, Mapping):
-        raise DescriptionError("a transfer's order is not a mapping")
-    if data.get("schema") != SCHEMA:
-        raise DescriptionError(
-            f"a transfer's order has schema {data.get('schema')!r}, not {SCHEMA}: the tool on "
-            "this host is of another release; run --tags tools"
-        )
-    if data.get("kind") != kind:
-        raise DescriptionError(f"an order of the kind {data.get('kind')!r} is no {kind}")
-    if missing := sorted((_COMMON | own) - set(data)):
-        raise DescriptionError(f"a transfer's order lacks {', '.join(missing)}")
-    if unknown := sorted(map(str, set(data) - _COMMON - own - _OPTIONAL)):
-        raise DescriptionError(f"a transfer's order has unknown keys: {', '.join(unknown)}")
-    if not _is_absolute(data["home"]):
-        raise DescriptionError(
-            f"a transfer's order has {data['home']!r} for home, which is no absolute path"
-        )
-    for key, least, most in (
-        ("floor_bytes", 0, None),
-        ("streams", 1, STREAMS_MOST),
-        ("limit_bytes_per_second", 1, None),
-    ):
-        value = data.get(key)
-        if key == "floor_bytes" and key in data and value is None:
-            raise DescriptionError("a transfer's order has None for floor_bytes")
-        whole = type(value) is int or (key == "limit_bytes_per_second" and type(value) is float)
-        if value is not None and (not whole or value < least or (most and value > most)):
-            raise DescriptionError(f"a transfer's order has {value!r} for {key}")
-    return data
-
-
-def _way(order: Mapping[str, Any]) -> Way:
+def way_of(order: Mapping[str, Any]) -> Way:
+    """How bytes come across, by an order's own words (`WAY_KEYS`). Raises OrderError."""
     if order["transport"] not in TRANSPORTS:
-        raise DescriptionError(
-            f"a transfer's order has {order['transport']!r} for transport, which is none of "
-            f"{', '.join(TRANSPORTS)}"
+        raise OrderError(
+            f"{order['transport']!r} for transport, which is none of {', '.join(TRANSPORTS)}"
         )
-    limit = order.get("limit_bytes_per_second")
-    streams = order.get("streams")
     return Way(
         peer=_peer(order["peer"]),
         rails=_rails(order["rails"]),
         transport=order["transport"],
         ports=_ports(order["ports"]),
-        streams=4 if streams is None else streams,
-        limit_bytes_per_second=None if limit is None else float(limit),
+        streams=_streams(order),
+        limit_bytes_per_second=_limit(order["limit_bytes_per_second"]),
     )
 
 
+def _streams(order: Mapping[str, Any]) -> int:
+    if (streams := whole_number(order, "streams", 1)) > STREAMS_MOST:
+        raise OrderError(f"{streams} for streams, which is more than {STREAMS_MOST}")
+    return streams
+
+
+def _limit(value: Any) -> float | None:
+    if value is not None and (type(value) not in (int, float) or value < 1):
+        raise OrderError(f"{value!r} for limit_bytes_per_second")
+    return None if value is None else float(value)
+
+
 def _peer(data: Any) -> Peer:
-    keys = {"name", "user", "home", "addresses", "port"}
-    if not isinstance(data, Mapping) or set(data) != keys:
-        raise DescriptionError(
-            f"a transfer's order has a peer without exactly {', '.join(sorted(keys))}"
-        )
-    addresses = data["addresses"]
-    if not isinstance(addresses, list | tuple) or not addresses:
-        raise DescriptionError("a transfer's order has a peer without addresses")
-    for word in ("name", "user"):
-        # What begins with a hyphen would be an option of ssh.
-        if not isinstance(data[word], str) or not data[word] or data[word].startswith("-"):
-            raise DescriptionError(f"a transfer's order has {data[word]!r} for the peer's {word}")
-    if not _USER.fullmatch(data["user"]):
-        raise DescriptionError(f"a transfer's order has {data['user']!r} for the peer's account")
-    if not _is_absolute(data["home"]):
-        raise DescriptionError(f"a transfer's order has {data['home']!r} for the peer's home")
+    peer = _exactly(data, "a peer", "name", "user", "home", "addresses", "port")
+    addresses = texts(peer, "addresses")
+    if not addresses:
+        raise OrderError("a peer without addresses")
+    # What begins with a hyphen would be an option of ssh.
+    if text(peer, "name").startswith("-"):
+        raise OrderError(f"{peer['name']!r} for the peer's name")
+    if not _USER.fullmatch(text(peer, "user")):
+        raise OrderError(f"{peer['user']!r} for the peer's account")
     for address in addresses:
-        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
-            raise DescriptionError(f"a transfer's order has {address!r} for the peer's address")
-    if type(data["port"]) is not int or not 0 < data["port"] < 65536:
-        raise DescriptionError(f"a transfer's order has {data['port']!r} for the peer's port")
-    return Peer(data["name"], data["user"], Path(data["home"]), tuple(addresses), data["port"])
+        if not _ADDRESS.fullmatch(address):
+            raise OrderError(f"{address!r} for the peer's address")
+    port = whole_number(peer, "port", 1)
+    if port > 65535:
+        raise OrderError(f"{port} for the peer's port")
+    return Peer(peer["name"], peer["user"], absolute(peer, "home"), addresses, port)
 
 
 def _rails(data: Any) -> tuple[Rail, ...]:
     if not isinstance(data, list | tuple) or not data:
-        raise DescriptionError("a transfer's order has no rails")
+        raise OrderError("no rails")
     found = []
     for rail in data:
         if not isinstance(rail, Mapping) or set(rail) != {"here", "peer"}:
-            raise DescriptionError(f"a transfer's order has {rail!r} for a rail")
+            raise OrderError(f"{rail!r} for a rail")
         for address in rail.values():
             try:
                 ipaddress.ip_address(address if isinstance(address, str) else "")
             except ValueError:
-                raise DescriptionError(
-                    f"a transfer's order has {address!r} for an address of a rail"
-                ) from None
+                raise OrderError(f"{address!r} for an address of a rail") from None
         found.append(Rail(rail["here"], rail["peer"]))
     return tuple(found)
 
@@ -334,54 +308,42 @@ def _ports(data: Any) -> tuple[int, int]:
     match data:
         case [int(first), int(last)] if 1024 <= first <= last < 65536:
             return first, last
-    raise DescriptionError(
-        f"a transfer's order has {data!r} for ports, which is no range between 1024 and 65535"
-    )
+    raise OrderError(f"{data!r} for ports, which is no range between 1024 and 65535")
 
 
 def _artefact(data: Any) -> Artefact:
-    keys = {"name", "repo", "commit", "folder", "details"}
-    if not isinstance(data, Mapping) or set(data) != keys:
-        raise DescriptionError(
-            f"a transfer's order has an artefact without exactly {', '.join(sorted(keys))}"
-        )
-    for key in ("name", "repo", "commit", "folder"):
-        if not isinstance(data[key], str) or not data[key]:
-            raise DescriptionError(f"a transfer's order has {data[key]!r} for the {key}")
-    if not is_commit(data["commit"]):
-        raise DescriptionError(f"a transfer's order has {data['commit']!r} for the commit")
-    if not _is_absolute(data["folder"]) or not isinstance(data["details"], Mapping):
-        raise DescriptionError("a transfer's order has no absolute folder, or no details")
+    rank = RankArtefact.from_dict(data)
     return Artefact(
-        name=data["name"],
+        name=rank.name,
         kind="rank_file",
-        repo=data["repo"],
-        commit=data["commit"],
+        repo=rank.repo,
+        commit=rank.commit,
         origin=Origin.TRANSFERRED,
         at=0.0,
-        folder=data["folder"],
+        folder=str(rank.folder),
         files={},
-        details=dict(data["details"]),
+        details=dict(rank.details),
     )
 
 
 def _rank(data: Any) -> RankFile:
-    keys = {"path", "size", "sha256", "entries", "index_sha256"}
-    if not isinstance(data, Mapping) or set(data) != keys:
-        raise DescriptionError(
-            f"a transfer's order has a file without exactly {', '.join(sorted(keys))}"
-        )
-    path = data["path"]
-    if not isinstance(path, str) or not _RANK_NAME.fullmatch(path):
-        raise DescriptionError(f"a transfer's order has {path!r} for the name of a file")
-    for key in ("size", "entries"):
-        if type(data[key]) is not int or data[key] < 1:
-            raise DescriptionError(f"a transfer's order has {data[key]!r} for {key}")
+    file = _exactly(data, "a file", "path", "size", "sha256", "entries", "index_sha256")
+    if not _RANK_NAME.fullmatch(text(file, "path")):
+        raise OrderError(f"{file['path']!r} for the name of a file")
     for key in ("sha256", "index_sha256"):
-        if not isinstance(data[key], str) or not _SHA256.fullmatch(data[key]):
-            raise DescriptionError(f"a transfer's order has {data[key]!r} for {key}")
-    return RankFile(path, data["size"], data["sha256"], data["entries"], data["index_sha256"])
+        if not _SHA256.fullmatch(text(file, key)):
+            raise OrderError(f"{file[key]!r} for {key}")
+    return RankFile(
+        file["path"],
+        whole_number(file, "size", 1),
+        file["sha256"],
+        whole_number(file, "entries", 1),
+        file["index_sha256"],
+    )
 
 
-def _is_absolute(path: Any) -> bool:
-    return isinstance(path, str) and path.startswith("/")
+def _exactly(data: Any, words: str, *keys: str) -> Mapping[str, Any]:
+    """A mapping with these keys. Raises OrderError."""
+    if not isinstance(data, Mapping) or set(data) != set(keys):
+        raise OrderError(f"{words} without exactly {', '.join(sorted(keys))}")
+    return data

@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from .. import pair_variables
 from ..errors import DescriptionError
 from ..jobs.shapes import check_name
+from . import layout
 from .budget import GIB, Purpose
 from .goal import ORDERS, Options
 from .manifest import SHORTEST_PREFIX, HostRole, ManifestError, Source, is_prefix
@@ -58,6 +60,8 @@ PAIR_WIDE = (
     "rank_files_command",
     "rank_files_memory_gib",
     "rank_files_prune_sources",
+    "engine_image_build_memory_gib",
+    "engine_image_prune",
     "hf_download_workers",
     "hf_download_while_serving",
     "hf_transfer_transport",
@@ -69,6 +73,7 @@ PAIR_WIDE = (
 
 _ENVIRONMENT = "hf_download_environment"
 _PLACE = re.compile(r"\{(\w*)\}")
+_IMAGE_NAME = re.compile(r"[a-z0-9][\w./:@-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 _MOST = 1e18
@@ -164,7 +169,7 @@ class Settings:
     options: Options
     endpoint: str
     image: str
-    """Name and tag of the engine's image; empty when the recipe chooses it."""
+    """Name and tag of the image that the wanted engine runs; empty without an engine."""
     allow_while_serving: bool
     adopt_checkpoint: str
     """Commit or the beginning of one; empty when nothing is stated."""
@@ -175,6 +180,10 @@ class Settings:
     transfer: Transfer
     graft: Graft
     cut: Cut
+    build_memory_bytes: int
+    """What building an image takes of the head's memory."""
+    prune_images: tuple[str, ...]
+    """Names of images that are to be removed."""
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -207,12 +216,13 @@ def places(home: str) -> dict[Purpose, str]:
 
     Rank files lie where the recipe looks for them; shards are worked on beside them.
     """
-    cache = f"{home}/.cache/huggingface"
+    work = str(layout.work(Path(home)))
     return {
-        "cache": f"{cache}/hub",
-        "work": f"{cache}/tensorfold-dsv41",
-        "ranks": f"{cache}/tensorfold-dsv41",
+        "cache": f"{home}/.cache/huggingface/hub",
+        "work": work,
+        "ranks": work,
         "images": "/var/lib/docker",
+        "scratch": f"{home}/.cache/spark-pair",
     }
 
 
@@ -224,7 +234,7 @@ def settings_of(host: str, variables: HostVariables) -> Settings:
     for name in pair.values():
         _check_environment(_Reader(name, variables))
     token_of(host, variables)
-    image = reader.get("tensorfold_service_image") or ""
+    image = _image(pair["head"], variables)
     return Settings(
         names=pair,
         homes={role: pair_variables.account_of(name, variables)[1] for role, name in pair.items()},
@@ -234,15 +244,17 @@ def settings_of(host: str, variables: HostVariables) -> Settings:
         sources=tuple(_sources(reader)),
         options=_options(reader, image=bool(image)),
         endpoint=_endpoint(reader),
-        image=str(image),
+        image=image,
         allow_while_serving=reader.flag("weights_allow_while_serving"),
         adopt_checkpoint=_revision(reader, "weights_adopt_checkpoint"),
         adopt_overlay=_revision(reader, "weights_adopt_overlay", STOCK),
         workers=int(reader.number("hf_download_workers", 1, 64, whole=True)),
         limits=_limits(reader, "hf_download_while_serving"),
         transfer=_transfer(reader),
-        graft=_graft(reader),
-        cut=_cut(reader),
+        graft=_graft(reader, image),
+        cut=_cut(reader, image),
+        build_memory_bytes=int(reader.number("engine_image_build_memory_gib", 1) * GIB),
+        prune_images=_image_names(reader, "engine_image_prune"),
     )
 
 
@@ -375,7 +387,25 @@ def _transfer(reader: _Reader) -> Transfer:
     )
 
 
-def _graft(reader: _Reader) -> Graft:
+def _image(head: str, variables: HostVariables) -> str:
+    """The image of the engine that is wanted, or else of the first one; "" without any."""
+    images = {one.name: one.image for one in pair_variables.engines_of(head, variables)}
+    wanted = pair_variables.value_of(head, variables, "model_server_wanted")
+    return images.get(str(wanted)) or next(iter(images.values()), "")
+
+
+def _image_names(reader: _Reader, name: str) -> tuple[str, ...]:
+    given = reader.get(name)
+    if given in (None, ""):
+        return ()
+    if not isinstance(given, list) or not all(
+        isinstance(one, str) and _IMAGE_NAME.fullmatch(one) for one in given
+    ):
+        raise reader.wrong(name, given, "a list of names of images")
+    return tuple(dict.fromkeys(given))
+
+
+def _graft(reader: _Reader, engine: str) -> Graft:
     recipe = reader.text("ablit_graft_recipe")
     if recipe and not recipe.startswith("/"):
         raise reader.wrong("ablit_graft_recipe", recipe, "an absolute path on the head, or empty")
@@ -393,7 +423,7 @@ def _graft(reader: _Reader) -> Graft:
         )
     return Graft(
         tensors=int(reader.number("ablit_graft_tensors", 0, 10**6, whole=True)),
-        image=reader.text("ablit_graft_image"),
+        image=reader.text("ablit_graft_image") or engine,
         command=reader.command("ablit_graft_command", GRAFT_PLACES, needed=("src", "dst")),
         dtypes_command=reader.command("ablit_graft_dtypes_command", GRAFT_PLACES),
         recipe=recipe,
@@ -401,9 +431,9 @@ def _graft(reader: _Reader) -> Graft:
     )
 
 
-def _cut(reader: _Reader) -> Cut:
+def _cut(reader: _Reader, engine: str) -> Cut:
     return Cut(
-        image=reader.text("rank_files_image"),
+        image=reader.text("rank_files_image") or engine,
         command=reader.command("rank_files_command", CUT_PLACES, needed=CUT_PLACES),
         memory_bytes=int(reader.number("rank_files_memory_gib", 1) * GIB),
     )

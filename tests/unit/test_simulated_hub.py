@@ -23,6 +23,17 @@ def test_what_it_serves_is_made_outside_and_found_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "content" / "xet.json").read_text()) == known
 
 
+def test_an_overlay_of_other_types_is_another_content(tmp_path: Path) -> None:
+    usual, other = hub.Wanted(size=1 << 20), hub.Wanted(size=1 << 20, overlay_dtypes_differ=True)
+    assert usual.content != other.content
+    sizes = []
+    for wanted in (usual, other):
+        hub.make_content(tmp_path / wanted.content, wanted)
+        (file,) = (tmp_path / wanted.content).rglob("exl3_wo_b_*.safetensors")
+        sizes.append(file.stat().st_size)
+    assert sizes[0] < sizes[1]
+
+
 def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "content").write_text("in the way")
     with pytest.raises(PairError, match="could not be made"):

@@ -17,6 +17,7 @@ PLACES: Places = {
         "work": "/home/u/.cache/huggingface/tensorfold-dsv41",
         "ranks": "/data/ranks",
         "images": "/var/lib/docker",
+        "scratch": "/home/u/.cache/spark-pair",
     },
     "worker": dict.fromkeys(PURPOSES, "/srv"),
 }

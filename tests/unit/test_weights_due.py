@@ -158,7 +158,16 @@ class TestBesideAServer:
         assert serving.container(undo, recipe) is None
         assert serving.container({**self.GRAFT, "kind": "prune"}, recipe) is None
 
-    @pytest.mark.parametrize("kind", ["download", "transfer", "graft", "shard", "prune", "drop"])
+    def test_a_build_is_as_much_of_a_load(self) -> None:
+        build = {"id": "build-image-head", "kind": "image", "host": "head"}
+        found = serving.container(build, settings(engine_image_build_memory_gib=6))
+        assert found == serving.Container("head", 6 << 30, "engine_image_build_memory_gib")
+        ship = {"id": "ship-image-worker", "kind": "image", "host": "worker"}
+        assert serving.container(ship, settings()) is None
+
+    @pytest.mark.parametrize(
+        "kind", ["download", "transfer", "graft", "shard", "prune", "drop", "image"]
+    )
     def test_every_kind_has_its_limits(self, kind: str) -> None:
         limits = {"megabytes_per_second": 7, "memory_gib": 1, "io_weight": 3, "cpu_weight": 4}
         name = "hf_download_while_serving" if kind == "download" else "hf_transfer_while_serving"

@@ -275,6 +275,15 @@ class TestRefused:
     def test_no_checkout_of_the_recipe(self, host: RecipeHost) -> None:
         self.refused(host, "set ablit_graft_recipe", recipe="")
 
+    def test_a_checkout_that_is_not_there(self, host: RecipeHost) -> None:
+        missing = host.recipe.parent / "nowhere"
+        self.refused(host, f"{missing}/tools/stock_types.py is not there", recipe=str(missing))
+        assert not missing.exists()
+
+    def test_a_checkout_without_the_step(self, host: RecipeHost) -> None:
+        (host.recipe / "tools/stock_types.py").unlink()
+        self.refused(host, "stock_types.py is not there", recipe=str(host.recipe))
+
     def test_another_number_of_tensors(self, host: RecipeHost) -> None:
         self.refused(host, "has 9 tensors, not 104", tensors=104)
 

@@ -100,6 +100,7 @@ PLACES: Places = {
         "work": "/home/u/.cache/huggingface/tensorfold-dsv41",
         "ranks": "/home/u/.cache/huggingface/tensorfold-dsv41",
         "images": "/var/lib/docker",
+        "scratch": "/home/u/.cache/spark-pair",
     }
     for host in NAMES
 }
@@ -202,6 +203,18 @@ def test_what_the_real_pair_downloads_and_sends() -> None:
 
 
 # ---- orders
+
+
+def test_an_image_travels_as_an_archive_that_both_machines_have_room_for() -> None:
+    pair: Pair = {"head": Holdings(image=True), "worker": Holdings()}
+    made = make(
+        Options(image_bytes=10, floor_bytes=0), pair=pair, disks=one_disk(1000, 1000), sources=()
+    )
+    assert ids(made) == ["image-worker"]
+    assert [(at(made, host).most, at(made, host).after) for host in ("head", "worker")] == [
+        (10, 0),
+        (20, 10),
+    ]
 
 
 def test_downloads_first() -> None:

@@ -15,7 +15,7 @@ from pair_hostvars import hostvars
 
 from spark_pair import ansible_pair
 from spark_pair.errors import SparkPairError
-from spark_pair.weights import found_text, planning
+from spark_pair.weights import found_text, planning, stage
 from spark_pair.weights.cache import Cache
 from spark_pair.weights.download_order import DownloadOrder
 from spark_pair.weights.graft_order import GraftOrder
@@ -581,9 +581,22 @@ class TestImages:
     def test_what_docker_does_not_tell_is_tried(self, tmp_path: Path) -> None:
         assert not self.barred(tmp_path, there=None)
 
-    def test_an_image_needs_a_name(self, tmp_path: Path) -> None:
-        found = self.barred(tmp_path, there=True, rank_files_image="")
-        assert "rank_files_image names no image" in found["shard-rank0-head"]
+    def test_without_a_name_it_is_the_engines(self, tmp_path: Path) -> None:
+        found = self.barred(tmp_path, there=False, rank_files_image="")
+        assert "the image engine:test is not on spark-a" in found["shard-rank0-head"]
+
+    @pytest.mark.parametrize(("image", "own"), [("", True), ("another:test", False)])
+    def test_only_the_engines_image_is_brought_by_an_earlier_stage(
+        self, tmp_path: Path, image: str, own: bool
+    ) -> None:
+        pair = Pair(tmp_path, **small(rank_files_image=image))
+        seens = pair.seens()
+        seens["head"] = {**seens["head"], "images": {image or "engine:test": False}}
+        plan = planning.make(pair.settings, seens, Asked()).plan
+        assert plan.imageless == ({*plan.barred} if own else set())
+        work = stage.work(plan, ["all"])
+        assert ("shard-rank1-head" in [step.id for step in work.do]) == own
+        assert not [step for step in stage.work(plan, ["weights"]).do if step.kind == "shard"]
 
     def test_only_the_recipes_graft_needs_one(self, tmp_path: Path) -> None:
         step = "graft-checkpoint-head"

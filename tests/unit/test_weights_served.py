@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_pair.description import Weights
+from spark_pair.description import Files, Weights
 from spark_pair.weights import layout
 from spark_pair.weights.provenance import Artefact, Held, Origin, stat_of
 from spark_pair.weights.rank_file import MAGIC
@@ -54,7 +54,7 @@ class Host:
         index = json.dumps([["w", "int16", [2], 0, 4]]).encode()
         data = b"wwww" + index + (4).to_bytes(8, "little") + MAGIC
         name = f"rank{rank}of2-{hashlib.sha256(index).hexdigest()[:20]}.bin"
-        folder = layout.rank_files(self.root, more.get("commit", COMMIT), overlay)
+        folder = layout.rank_files(layout.work(self.root), more.get("commit", COMMIT), overlay)
         given = {"name": layout.rank_name(rank, overlay), "details": {"overlay": overlay}, **more}
         return self.file(given.pop("name"), folder / name, data, **given)
 
@@ -63,7 +63,7 @@ class Host:
         return self.file("engram", path, b"tables", kind="repository", commit=commit)
 
     def problems(self, wanted: Weights = STOCK, rank: int = 1) -> list[str]:
-        return problems(wanted, rank, self.record)
+        return problems(wanted, rank, self.record, self.root)
 
 
 @pytest.fixture
@@ -103,6 +103,27 @@ def test_one_that_is_recorded_elsewhere_is_not_what_a_server_finds(host: Host) -
     host.record["rank1"] = dataclasses.replace(host.record["rank1"], folder=str(backup.parent))
     words = only(host.problems())
     assert str(backup.parent) in words and "45ee5d0f/checkpoint/rank-cache" in words
+
+
+def test_the_whole_path_counts_and_not_only_its_end(host: Host) -> None:
+    place = host.rank().parent
+    backup = host.root / "backup" / place.relative_to(host.root)
+    backup.parent.mkdir(parents=True)
+    place.rename(backup)
+    host.record["rank1"] = dataclasses.replace(host.record["rank1"], folder=str(backup))
+    words = only(host.problems())
+    assert f"lies in {backup}, and a server looks for it in {place}" in words
+
+
+def test_a_folder_on_a_larger_disk_is_the_place_when_a_link_leads_there(host: Host) -> None:
+    place = host.rank().parent
+    elsewhere = host.root / "large"
+    layout.work(host.root).rename(elsewhere)
+    layout.work(host.root).symlink_to(elsewhere)
+    assert host.problems() == []
+    real = elsewhere / place.relative_to(layout.work(host.root))
+    host.record["rank1"] = dataclasses.replace(host.record["rank1"], folder=str(real))
+    assert host.problems() == []
 
 
 def test_nothing_is_recorded_of_that_rank(host: Host) -> None:
@@ -181,6 +202,16 @@ def test_the_engram_tables(host: Host) -> None:
     assert "are of 99999999, and 1bae0e10 is wanted" in only(host.problems())
     os.utime(host.engram(), ns=(1, 1))
     assert "Engram: model-00047.safetensors was written to" in only(host.problems())
+
+
+def test_half_of_the_engram_tables(host: Host) -> None:
+    first, second, names = (Files(one, 1) for one in ("*-00047*", "*-00048*", "*.json"))
+    assert host.problems(dataclasses.replace(STOCK, engram_files=(first,))) == []
+    words = only(host.problems(dataclasses.replace(STOCK, engram_files=(first, second, names))))
+    assert "not every *-00048* and *.json is on record there" in words
+    assert "*-00047*" not in words and "--tags weights" in words
+    both = dataclasses.replace(STOCK, engram_files=(Files("*.safetensors", 2),))
+    assert "not every *.safetensors is on record" in only(host.problems(both))
 
 
 def test_everything_that_is_wrong_is_told(host: Host) -> None:

@@ -96,12 +96,19 @@ def test_nothing_is_done_before_what_it_needs() -> None:
 
 def test_the_image_is_no_matter_of_this_stage_and_yet_what_needs_it_waits() -> None:
     late = step("download", "more", IMAGE.id)
-    assert divided(["all"], Plan("minimal", (IMAGE, late))) == {
-        "do": [],
-        "left": [],
-        "waiting": [late.id],
-        "others": [],
-    }
+    plan = Plan("minimal", (IMAGE, late))
+    nothing: dict[str, list[str]] = {"left": [], "others": []}
+    assert divided(["weights"], plan) == {"do": [], "waiting": [late.id], **nothing}
+    # An earlier stage of the same run has brought it, or has ended the run.
+    for tags in (["all"], ["image", "weights"]):
+        assert divided(tags, plan) == {"do": [late.id], "waiting": [], **nothing}
+
+
+def test_what_lacks_only_the_engines_image_is_done_after_the_stage_that_brings_it() -> None:
+    own = replace(BARRED, imageless=frozenset({CUT.id}))
+    assert divided(["weights"], own)["left"] == [CUT.id]
+    assert divided(["all"], own)["left"] == []
+    assert divided(["all"], BARRED)["left"] == [CUT.id]
 
 
 def test_a_download_does_not_wait_for_a_download_that_is_done_before_it() -> None:

@@ -36,7 +36,7 @@ def held(**changes: Any) -> Held:
 def test_both_kinds_are_told_apart(pair: TwoCaches, ranks: Ranks) -> None:
     assert isinstance(read_order(pair.order()), TransferOrder)
     assert isinstance(read_order(ranks.order()), RankTransferOrder)
-    with pytest.raises(DescriptionError, match="'shard' is no transfer"):
+    with pytest.raises(DescriptionError, match="of kind 'shard', not transfer"):
         read_order({**pair.order(), "kind": "shard"})
 
 
@@ -45,9 +45,9 @@ def test_both_kinds_are_told_apart(pair: TwoCaches, ranks: Ranks) -> None:
     [
         ({"schema": 2}, "of another release; run --tags tools"),
         ({"extra": 1}, "unknown keys: extra"),
-        ({"files": []}, "names no file"),
+        ({"files": []}, "has no file"),
         ({"files": ["nowhere"]}, "has no file nowhere"),
-        ({"files": "abc"}, "no list of files"),
+        ({"files": "abc"}, "no list of texts"),
         ({"manifest": None}, "no manifest"),
         ({"source": ""}, "'' for source"),
         ({"home": "~"}, "no absolute path"),
@@ -73,12 +73,14 @@ def test_what_is_wrong_is_said(pair: TwoCaches, changes: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"user": "-oProxyCommand=x"}, "the peer's user"),
+        ({"user": "-oProxyCommand=x"}, "the peer's account"),
         ({"user": "a b"}, "the peer's account"),
         ({"addresses": ["-oProxyCommand=x"]}, "the peer's address"),
         ({"addresses": []}, "without addresses"),
-        ({"port": "22"}, "the peer's port"),
-        ({"home": "x"}, "the peer's home"),
+        ({"port": "22"}, "'22' for port"),
+        ({"port": 70000}, "the peer's port"),
+        ({"name": "-x"}, "the peer's name"),
+        ({"home": "x"}, "'x' for home, which is no absolute path"),
     ],
 )
 def test_a_peer_is_no_option_of_ssh(pair: TwoCaches, changes: dict[str, Any], words: str) -> None:
@@ -94,9 +96,10 @@ def test_a_peer_is_no_option_of_ssh(pair: TwoCaches, changes: dict[str, Any], wo
         ("file", {"path": ".hidden"}, "the name of a file"),
         ("file", {"sha256": "x"}, "for sha256"),
         ("file", {"size": 0}, "for size"),
-        ("artefact", {"folder": "x"}, "no absolute folder"),
-        ("artefact", {"commit": "main"}, "for the commit"),
-        ("artefact", {"name": ""}, "for the name"),
+        ("artefact", {"folder": "x"}, "'x' for folder, which is no absolute path"),
+        ("artefact", {"commit": "main"}, "for commit, which is no whole commit"),
+        ("artefact", {"name": ""}, "for name"),
+        ("artefact", {"details": {}}, "which overlay it carries"),
     ],
 )
 def test_a_rank_file_is_described(
@@ -155,6 +158,23 @@ def test_what_an_end_of_rsync_means(code: int, verdict: Verdict) -> None:
     assert Ended(code, "", "").verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("process", "verdict"),
+    [
+        ("sender", Verdict.SOURCE),
+        ("receiver", Verdict.HERE),
+        ("generator", Verdict.HERE),
+    ],
+)
+def test_whose_fault_a_file_is_that_did_not_come(process: str, verdict: Verdict) -> None:
+    said = f'rsync: [{process}] open "/x/y.part" failed: Permission denied (13)\n'
+    assert Ended(23, "", said + "rsync error: some files/attrs were not transferred").verdict is (
+        verdict
+    )
+    other = 'rsync: [sender] send_files failed to open "/x" (in files): Permission denied (13)\n'
+    assert Ended(23, "", said + other).verdict is verdict
+
+
 def test_what_it_said_is_told_without_its_last_line() -> None:
     said = "rsync: connection refused\n\nrsync error: error in socket IO (code 10)\n"
     assert Ended(10, "", said).words == "rsync: connection refused"
@@ -169,6 +189,16 @@ def test_bytes_on_the_wire_are_both_directions() -> None:
 
 
 def test_a_limit_is_given_to_rsync() -> None:
-    assert "--bwlimit=1000" in rsync_words(["src"], "x", 1_024_000)
-    assert "--bwlimit=1" in rsync_words(["src"], "x", 5)
-    assert not any("bwlimit" in word for word in rsync_words(["src"], "x", None))
+    assert "--bwlimit=1000" in rsync_words(["src"], "x", 1_024_000, resumed=False)
+    assert "--bwlimit=1" in rsync_words(["src"], "x", 5, resumed=False)
+    assert not any("bwlimit" in word for word in rsync_words(["src"], "x", None, resumed=False))
+
+
+def test_rsync_sums_only_what_it_adds_to_something() -> None:
+    whole = rsync_words(["src"], "x", None, resumed=False)
+    assert {"--inplace", "--whole-file", "--checksum-choice=none"} <= set(whole)
+    assert "--append" not in whole
+    # Without --append all would come again; rsync refuses it beside either of the others.
+    more = rsync_words(["src"], "x", None, resumed=True)
+    assert {"--inplace", "--append"} <= set(more)
+    assert {"--whole-file", "--checksum-choice=none"}.isdisjoint(more)

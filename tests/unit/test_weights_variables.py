@@ -55,9 +55,30 @@ def test_what_a_machine_is_asked_lies_below_its_own_home() -> None:
     assert asked["image"] == "engine:test"
 
 
-def test_an_image_without_a_name_is_left_out_of_the_plan() -> None:
-    assert read().options.image_bytes == 25 * 10**9
-    assert read(tensorfold_service_image="").options.image_bytes == 0
+def test_the_engines_image_is_used_wherever_no_other_is_named() -> None:
+    for named, image in (("mine:1", "mine:1"), ("", "tensorfold-dsv41:0123456789ab")):
+        found = read(tensorfold_service_image=named)
+        assert found.options.image_bytes == 25 * 10**9
+        assert {found.image, found.cut.image, found.graft.image} == {image}
+    assert read(rank_files_image="cutter:1").cut.image == "cutter:1"
+
+
+def test_the_image_is_that_of_the_wanted_engine() -> None:
+    entries = {
+        "deepseek": {"unit": "a.service", "image": "a:1"},
+        "hikari": {"unit": "b.service", "image": "b:1"},
+    }
+    for wanted, image in (("deepseek", "a:1"), ("hikari", "b:1"), ("none", "a:1")):
+        found = read(tensorfold_service_engines=entries, model_server_wanted=wanted)
+        assert found.image == image, wanted
+
+
+@pytest.mark.parametrize(
+    "value", ["x:1", ["X y"], [1], ["--force"]], ids=["text", "blank", "number", "option"]
+)
+def test_images_to_remove_are_names(value: object) -> None:
+    with pytest.raises(DescriptionError, match=r"engine_image_prune is .* a list of names"):
+        read(engine_image_prune=value)
 
 
 def test_extras_are_merged_key_by_key_and_add_sources() -> None:
@@ -101,8 +122,8 @@ def test_how_weights_are_sent_grafted_and_cut() -> None:
 
 def test_a_machine_is_asked_about_every_image_that_may_be_needed() -> None:
     assert read().asked("head")["images"] == ["engine:test"]
-    other = read(rank_files_image="cutter:test", tensorfold_service_image="")
-    assert other.asked("head")["images"] == ["cutter:test"]
+    other = read(rank_files_image="cutter:test", ablit_graft_image="cutter:test")
+    assert other.asked("head")["images"] == ["engine:test", "cutter:test"]
 
 
 def test_values_from_the_command_line_are_text() -> None:

@@ -147,6 +147,7 @@ class TwoCaches:
             "transport": "daemon",
             "ports": [18730, 18739],
             "streams": 4,
+            "limit_bytes_per_second": None,
         }
 
     def command(self, peer: Peer, address: str) -> list[str]:
