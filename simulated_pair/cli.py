@@ -201,6 +201,7 @@ def _add_hub(parser: argparse.ArgumentParser) -> None:
     begin.add_argument("--xet", action="store_true", help="large files by Xet as well")
     begin.add_argument("--bytes-per-second", type=float, help="of all content")
     begin.add_argument("--accounts", type=Path, help="a JSON file; see standins/README.md")
+    begin.add_argument("--overlay-dtypes-differ", action="store_true", help="from the checkpoint's")
     verbs.add_parser("stop", help="stop serving; the content stays for the next start")
 
 
@@ -283,7 +284,13 @@ def _change(asked: argparse.Namespace, pair: Pair, podman: Podman) -> None:
     elif asked.verb == "hub" and asked.hub_verb == "stop":
         hub.stop(pair, podman)
     elif asked.verb == "hub":
-        wanted = hub.Wanted(asked.size, asked.xet, asked.bytes_per_second, asked.accounts)
+        wanted = hub.Wanted(
+            asked.size,
+            asked.xet,
+            asked.bytes_per_second,
+            asked.accounts,
+            asked.overlay_dtypes_differ,
+        )
         hub.start(pair, wanted, podman)
     elif asked.verb == "boot":
         machines.boot(pair, _hosts(asked, pair), podman)

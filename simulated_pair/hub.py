@@ -35,6 +35,19 @@ class Wanted:
     xet: bool = False
     bytes_per_second: float | None = None
     accounts: Path | None = None
+    overlay_dtypes_differ: bool = False
+    """Whether the overlay has other types than the checkpoint."""
+
+    @property
+    def content(self) -> str:
+        """Name of the folder with what it serves."""
+        return f"{self.size}{'-dtypes-differ' if self.overlay_dtypes_differ else ''}"
+
+    @property
+    def options(self) -> list[str]:
+        """Those of the program that decide what the content is."""
+        differ = ["--overlay-dtypes-differ"] if self.overlay_dtypes_differ else []
+        return ["--size", str(self.size), *(["--xet"] if self.xet else []), *differ]
 
 
 def start(pair: Pair, wanted: Wanted, podman: Podman) -> None:
@@ -42,11 +55,8 @@ def start(pair: Pair, wanted: Wanted, podman: Podman) -> None:
     stop(pair, podman)
     place = pair.head.state / "hub"
     place.mkdir(parents=True, exist_ok=True)
-    content = f"{wanted.size}"
-    make_content(place / content, wanted)
-    words = [f"--directory /srv/simulation/hub/{content}", f"--size {wanted.size}"]
-    if wanted.xet:
-        words.append("--xet")
+    make_content(place / wanted.content, wanted)
+    words = [f"--directory /srv/simulation/hub/{wanted.content}", *wanted.options]
     if wanted.bytes_per_second:
         words.append(f"--bytes-per-second {wanted.bytes_per_second:g}")
     if wanted.accounts:
@@ -78,7 +88,7 @@ def make_content(folder: Path, wanted: Wanted) -> None:
     if wanted.xet and not python.exists():
         raise PairError("the Xet store is made with this checkout's .venv; run: make setup")
     command = [str(python), "-m", "hub_standin", "--directory", str(folder), "--make-only"]
-    command += ["--size", str(wanted.size), *(["--xet"] if wanted.xet else [])]
+    command += wanted.options
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": str(STANDIN), "PYTHONDONTWRITEBYTECODE": "1"},

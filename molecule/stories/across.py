@@ -15,12 +15,59 @@ from simulated_pair.naming import CHECKOUT, RAIL_INTERFACES
 
 from . import weights
 from .machines import HEAD, HOSTS, PAIR, machine, on
-from .plays import Played
+from .plays import Play, Played, play, start_play
+from .servers import assert_hikari_alone
 from .waiting import wait_for
+
+MIB = 1 << 20
+# Half of it is the checkpoint's, the other half the Engram tables': two files that are too large to
+# travel with others, so that each comes over a rail of its own.
+SIZE = 80 * MIB
+DISK_MIB = 400
+ENGRAM_JOB = "transfer-engram-worker"
+ABLIT = {"ablit_graft_enabled": True, "weights_hub_token": weights.TOKEN}
+
+_SMALL = {
+    "weights_disk_floor_gib": 0.02,
+    "weights_expected_bytes": {"rank_file": 22 * MIB, "image": 0, "rewritten": 30 * MIB},
+}
 
 _ENGINE = CHECKOUT / "simulated_pair" / "standins" / "engine" / "bin"
 _RECORD = "/var/lib/spark-pair/provenance.json"
 _SIDECAR = "exl3_wo_b_l10_35_mia29.safetensors"
+
+
+# ---- runs ---------------------------------------------------------------------------------------
+
+
+def start(tags: str | None, **more: Any) -> Play:
+    """Start site.yml with what small weights on small disks need, and `more` variables."""
+    return start_play(tags, extra_vars={**_SMALL, **more})
+
+
+def run(tags: str | None, *, check: bool = False, **more: Any) -> Played:
+    """The same to its end."""
+    return play(tags, extra_vars={**_SMALL, **more}, check=check)
+
+
+def slowly(megabytes_per_second: float) -> dict[str, Any]:
+    """The variable that keeps a transfer beside Hikari to that rate."""
+    limits = {"memory_gib": 4, "io_weight": 20, "cpu_weight": 20}
+    return {"hf_transfer_while_serving": {"megabytes_per_second": megabytes_per_second, **limits}}
+
+
+def back_by_hand() -> None:
+    """From DeepSeek to Hikari by the tool's own command: unlike a rollback it sets no hold."""
+    on(HEAD, "spark-pair switch hikari", seconds=180)
+    assert_hikari_alone()
+
+
+def served_from(variant: str = "") -> None:
+    """Both ranks must have been told the folder with this in its name, or one without any."""
+    for host in HOSTS:
+        told = json.loads(on(host, "docker inspect dsv41-tensorfold"))[0]["Config"]["Env"]
+        (folder,) = (line for line in told if line.startswith("TF_DS_RANK_CACHE="))
+        assert ("-ablit-" in folder) == bool(variant), folder
 
 
 # ---- rank files ---------------------------------------------------------------------------------
@@ -40,6 +87,21 @@ def cut_by_hand(folder: Path) -> CutByHand:
     sidecar = weights.served(weights.OVERLAY) / _SIDECAR
     _engine("apply-overlay", "--src", stock, "--wo-b", sidecar, "--dst", grafted)
     return CutByHand(_cut(stock, folder / "stock-ranks"), _cut(grafted, folder / "grafted-ranks"))
+
+
+def grafted_by_hand(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the checkpoint that the Hub serves, with the overlay and the
+    checkpoint's types, made on this machine by the stand-ins' programs alone."""
+    grafted = folder / "grafted"
+    stock, sidecar = weights.served(weights.CHECKPOINT), weights.served(weights.OVERLAY) / _SIDECAR
+    _engine("apply-overlay", "--src", stock, "--wo-b", sidecar, "--dst", grafted)
+    program = (
+        f"import sys; from pathlib import Path; sys.path.insert(0, {str(_ENGINE.parent)!r})\n"
+        "from tensorfold_standin.shards import give_stock_types\n"
+        f"give_stock_types(Path({str(stock)!r}), Path({str(grafted)!r}))"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, capture_output=True)
+    return {path.name: _sha256(path) for path in grafted.iterdir() if path.is_file()}
 
 
 def _cut(model: Path, out: Path) -> dict[int, str]:
@@ -80,7 +142,7 @@ def rank_hashes(variant: str = "") -> dict[int, str]:
 
 def grafted_hashes() -> dict[str, str]:
     """SHA-256 of every file of the checkpoint that carries the overlay."""
-    folder = str(Path(ranks(HEAD, "-ablit-")).parent)
+    folder = f"{machine(HEAD).home}/.cache/huggingface/tensorfold-dsv41/*-ablit-*/checkpoint"
     lines = on(HEAD, f"cd {folder} && find -L . -maxdepth 1 -type f -print0 | xargs -0 sha256sum")
     return {
         path.removeprefix("./"): digest
@@ -167,20 +229,21 @@ def daemons(host: str) -> list[str]:
     return on(host, "pgrep -a rsync || true").splitlines()
 
 
-def _repository(host: str, repo: str) -> str:
+def repository(host: str, repo: str) -> str:
+    """A repository's folder in the cache of a machine."""
     cache = f"{machine(host).home}/.cache/huggingface/hub"
     return f"{cache}/models--{repo.replace('/', '--')}"
 
 
 def staged(host: str, repo: str) -> int:
     """Bytes that wait beside a repository for the rest of their files, or to be proven."""
-    folder = f"{_repository(host, repo)}/.spark-pair"
+    folder = f"{repository(host, repo)}/.spark-pair"
     return int(on(host, f"du -sb {folder} 2>/dev/null || echo 0").split()[0])
 
 
 def final(host: str, repo: str) -> set[str]:
     """Hashes under which a repository's files lie at their place."""
-    names = on(host, f"ls {_repository(host, repo)}/blobs 2>/dev/null || true").split()
+    names = on(host, f"ls {repository(host, repo)}/blobs 2>/dev/null || true").split()
     return {name for name in names if re.fullmatch(r"[0-9a-f]{40,64}", name)}
 
 

@@ -30,8 +30,13 @@ STRANGER = "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0"
 
 
 @contextlib.contextmanager
-def hub(size: int, *, xet: bool = True, seconds: float = 180) -> Iterator[None]:
-    """A Hub with `size` bytes of weights that knows both accounts; `seconds` to make the bytes."""
+def hub(
+    size: int, *, xet: bool = True, overlay_dtypes_differ: bool = False, seconds: float = 180
+) -> Iterator[None]:
+    """A Hub with `size` bytes of weights that knows both accounts; `seconds` to make the bytes.
+
+    `overlay_dtypes_differ` gives the overlay other types than the checkpoint's.
+    """
     accounts = _STATE / "accounts.json"
     known = {
         TOKEN: {"name": "accepted", "accepted": [OVERLAY]},
@@ -40,6 +45,7 @@ def hub(size: int, *, xet: bool = True, seconds: float = 180) -> Iterator[None]:
     write_atomically(accounts, json.dumps(known), 0o600)
     try:
         how = ["--xet"] if xet else []
+        how += ["--overlay-dtypes-differ"] if overlay_dtypes_differ else []
         how += ["--size", str(size), "--accounts", str(accounts)]
         pair_command("hub", "start", *how, seconds=seconds)
         yield
@@ -92,10 +98,11 @@ def true_hashes(repo: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def no_weights(mib: int) -> Iterator[str]:
-    """A pair without weights and records, the head's on a file system of `mib` MiB; its kind.
+    """A pair without weights and records, each machine's on a file system of `mib` MiB.
 
-    A file as a disk; where the outer machine lends no loop device, memory of limited size. What
-    the pair had is hidden below, and the records come back with the next reset.
+    The worker's is memory of limited size, the head's a file as a disk, if the outer machine lends
+    a loop device for it; its kind is told. What the pair had is hidden below, and the records come
+    back with the next reset.
     """
     with _DISK.open("wb") as image:
         image.truncate(mib << 20)
@@ -105,7 +112,7 @@ def no_weights(mib: int) -> Iterator[str]:
         if exit_code_of(HEAD, f"mount -o loop /srv/simulation/{_DISK.name} {CACHE}")[0] != 0:
             kind = "tmpfs"
             on(HEAD, f"mount -t tmpfs -o size={mib}m none {CACHE}")
-        on(WORKER, f"mount -t tmpfs none {_cache_of(PAIR.worker)}")
+        on(WORKER, f"mount -t tmpfs -o size={mib}m none {_cache_of(PAIR.worker)}")
         for one in PAIR.machines:
             cache = _cache_of(one)
             on(one.name, f"chown {one.user}: {cache}; rm -rf {cache}/lost+found {_RECORDS}")

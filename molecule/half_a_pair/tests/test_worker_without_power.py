@@ -9,8 +9,8 @@ from stories.machines import HEAD, WORKER, assert_untouched, fingerprint, pair_c
 from stories.plays import Played
 from stories.servers import back_to_hikari
 
-# Six times the patience that ansible.cfg asks for. Nobody answers at the other one's address, which is
-# known after three seconds; a busy test machine must not make the one that is there unreachable too.
+# Six times the patience that ansible.cfg asks for. Nobody answers at the other one's address, which
+# is known after three seconds; a busy test machine must not make this one unreachable too.
 PATIENT = {"ANSIBLE_TIMEOUT": "60"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stories import weights
+from stories import across, weights
 from stories.machines import (
     HEAD,
     assert_untouched,
@@ -40,7 +40,10 @@ SMALL_DISK = {"weights_disk_floor_gib": FLOOR_GIB, "hf_download_workers": 1}
 @pytest.fixture(scope="module", autouse=True)
 def world(prepared: None) -> Iterator[None]:
     """A pair without weights, whose head has a small disk for them, and a Hub. Hikari serves."""
-    with weights.no_weights(DISK_MIB) as kind, weights.hub(SIZE):
+    with (
+        weights.no_weights(DISK_MIB) as kind,
+        weights.hub(SIZE, overlay_dtypes_differ=True),
+    ):
         print(f"the head's weights lie on a file system of {DISK_MIB} MiB, {kind}")
         yield
 
@@ -261,3 +264,30 @@ def test_a_token_opens_the_gated_repository_and_appears_nowhere(tmp_path: Path) 
     overlay = weights.provenance()["overlay"]
     assert len(overlay["files"]) == 4 and overlay["repo"] == weights.OVERLAY
     assert exit_code_of(HEAD, "ls /run/spark-pair/jobs/*/hf-token")[0] != 0
+
+
+# ---- an overlay of other types, which cannot be grafted in place --------------------------------
+
+
+def test_an_overlay_of_other_types_is_grafted_by_the_recipe(tmp_path: Path) -> None:
+    checkout = "/srv/graft-recipe"
+    on(HEAD, f"rm -rf {checkout}; git clone --quiet /opt/standins/recipe.git {checkout}")
+    wanted = {
+        "weights_hub_token": TOKEN,
+        "ablit_graft_enabled": True,
+        "ablit_graft_recipe": checkout,
+        # No rank file is cut here; the disk has no room for one besides.
+        "weights_expected_bytes": {"rank_file": 2 * MIB, "image": 0, "rewritten": 44 * MIB},
+    }
+    refused = run("graft", **wanted)
+    said = refused.one_sentence()
+    assert refused.code != 0 and "ablit_graft_method: recipe" in said and HEAD in said, said
+    assert weights.hashes(CHECKPOINT) == weights.true_hashes(CHECKPOINT)
+
+    run("graft,verify", ablit_graft_method="recipe", **wanted).succeeded()
+    assert weights.provenance()["checkpoint"]["origin"] == "grafted"
+    assert across.grafted_hashes() == across.grafted_by_hand(tmp_path)
+    # What it was made from stays, as the Hub gave it.
+    assert weights.hashes(CHECKPOINT) == weights.true_hashes(CHECKPOINT)
+    run("graft", ablit_graft_method="recipe", **wanted).unchanged()
+    on(HEAD, f"rm -r {checkout}")

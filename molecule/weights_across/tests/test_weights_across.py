@@ -1,37 +1,24 @@
-"""From empty caches to DeepSeek serving from rank files made in the run, in more than one way.
+"""From empty caches to DeepSeek serving from rank files made in the run, by one plain run each.
+
+Everything is downloaded first here; the other order is in weights_orders.
 
 One story in chapters: each begins where the one before has ended.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from stories import across, preparation, weights
-from stories.machines import HEAD, WORKER, assert_untouched, fingerprint, on
-from stories.plays import Played, play, start_play
-from stories.servers import assert_deepseek_alone, assert_hikari_alone
+from stories.across import ABLIT, DISK_MIB, MIB, SIZE, run, start
+from stories.across import ENGRAM_JOB as JOB
+from stories.machines import HEAD, PAIR, WORKER, assert_untouched, fingerprint, on
+from stories.servers import assert_deepseek_alone, assert_hikari_alone, let_deepseek_serve
 from stories.waiting import wait_for
-from stories.weights import CHECKPOINT, ENGRAM, OVERLAY, TOKEN
+from stories.weights import CHECKPOINT, ENGRAM
 
-MIB = 1 << 20
-# Half of it is the checkpoint's, the other half the Engram tables': two files that are too large to
-# travel with others, so that each comes over a rail of its own.
-SIZE = 80 * MIB
-DISK_MIB = 400
-JOB = "transfer-engram-worker"
 UNIT = f"spark-pair-job-{JOB}"
-SLOWER, SLOWLY = (
-    {"megabytes_per_second": rate, "memory_gib": 4, "io_weight": 20, "cpu_weight": 20}
-    for rate in (2, 4)
-)
-SMALL = {
-    "weights_disk_floor_gib": 0.02,
-    "weights_expected_bytes": {"rank_file": 22 * MIB, "image": 0, "rewritten": 30 * MIB},
-}
-ABLIT = {"ablit_graft_enabled": True, "weights_hub_token": TOKEN}
+# MB/s, for what has to be cut off half-way by a test that may itself be slow.
+HARDLY = 0.5
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,18 +40,8 @@ class SoFar:
     """What one chapter leaves for the next."""
 
     hashes: Mapping[str, str]
-
-
-def run(tags: str | None, **more: Any) -> Played:
-    return play(tags, extra_vars={**SMALL, **more})
-
-
-def served_from(overlay: str | None) -> str:
-    """The rank files' folder in the command of the rank that runs on the head."""
-    told = json.loads(on(HEAD, "docker inspect dsv41-tensorfold"))[0]["Config"]["Env"]
-    (folder,) = (line for line in told if line.startswith("TF_DS_RANK_CACHE="))
-    assert ("ablit" in folder) == (overlay is not None), folder
-    return str(folder)
+    staged: int
+    """Bytes of the Engram tables that wait on the worker for the rest."""
 
 
 # ---- empty caches, stock weights, everything downloaded first -----------------------------------
@@ -72,7 +49,7 @@ def served_from(overlay: str | None) -> str:
 
 def test_a_check_on_empty_caches_says_every_step_and_touches_nothing() -> None:
     before = fingerprint()
-    checked = play("weights", extra_vars=SMALL, check=True).succeeded()
+    checked = run("weights", check=True).succeeded()
     for words in (
         "would start job download-checkpoint-head",
         "would start job transfer-engram-worker",
@@ -84,10 +61,21 @@ def test_a_check_on_empty_caches_says_every_step_and_touches_nothing() -> None:
     assert_untouched(before)
 
 
-def test_a_receiver_that_is_killed_loses_no_more_than_is_under_way() -> None:
+@pytest.mark.fault(24)
+def test_a_destination_that_belongs_to_root_is_refused_in_a_sentence() -> None:
     run("download").succeeded()
-    sending = start_play("transfer", extra_vars={**SMALL, "hf_transfer_while_serving": SLOWER})
-    there = across.wait_for_bytes(WORKER, JOB, 4 * MIB)
+    place = across.repository(WORKER, ENGRAM)
+    # As a container leaves it that ran as root.
+    on(WORKER, f"mkdir -p {place}; chown {PAIR.worker.user}: {place}/..")
+    refused = run("transfer")
+    said = refused.one_sentence()
+    assert refused.code != 0 and WORKER in said and place in said and "chown" in said, said
+    on(WORKER, f"chown {PAIR.worker.user}: {place}")
+
+
+def test_a_receiver_that_is_killed_loses_no_more_than_is_under_way() -> None:
+    sending = start("transfer", **across.slowly(HARDLY))
+    there = across.wait_for_bytes(WORKER, JOB, 2 * MIB)
     # Hikari serves, so the work keeps within limits.
     look = f"systemctl show --value --property MemoryMax --property IOWeight {UNIT}"
     said = on(WORKER, f"{look}; systemctl kill --kill-whom main --signal KILL {UNIT}")
@@ -100,19 +88,37 @@ def test_a_receiver_that_is_killed_loses_no_more_than_is_under_way() -> None:
     assert not across.final(WORKER, ENGRAM) - across.proven(WORKER, "engram")
 
 
+def test_a_receiver_whose_disk_fills_up_loses_nothing() -> None:
+    before = across.staged(WORKER, ENGRAM)
+    sending = start("transfer", **across.slowly(HARDLY))
+    across.wait_for_bytes(WORKER, JOB, before + MIB)
+    # Somebody else's file, which nobody could have planned for, takes all that is left.
+    ballast = f"{across.repository(WORKER, ENGRAM)}/../ballast"
+    on(WORKER, f"cat /dev/zero >{ballast} 2>/dev/null || true")
+    ended = sending.finish()
+    said = ended.one_sentence()
+    assert ended.code != 0 and WORKER in said and "make room and run it again" in said, said
+    on(WORKER, f"rm {ballast}")
+    SoFar.staged = across.staged(WORKER, ENGRAM)
+    assert SoFar.staged >= before + MIB
+    assert not across.final(WORKER, ENGRAM) - across.proven(WORKER, "engram")
+
+
 def test_the_run_goes_on_over_one_rail_when_the_other_dies_and_ends_with_deepseek_serving(
     cut_by_hand: across.CutByHand,
 ) -> None:
-    going = start_play(extra_vars={**SMALL, "hf_transfer_while_serving": SLOWLY})
-    # More than the killed run has left, so that both rails are at work.
-    across.wait_for_bytes(WORKER, JOB, 12 * MIB)
+    going = start(None, **across.slowly(2))
+    # More than is left of the runs before, so that both rails are at work.
+    across.wait_for_bytes(WORKER, JOB, SoFar.staged + 4 * MIB, seconds=300)
     with across.no_rail(WORKER, 1):
         across.wait_for_end(WORKER, JOB)
     going.finish().succeeded()
     whole, cut = (one["bytes"] for one in across.result(WORKER, JOB)["rails"])
     assert whole > cut > 0, (whole, cut)
+    # Nothing of what two cut-off runs had brought came again.
+    assert whole + cut <= SIZE // 2 - SoFar.staged + MIB, (whole, cut, SoFar.staged)
     assert_deepseek_alone()
-    served_from(None)
+    across.served_from()
     assert across.rank_hashes() == cut_by_hand.stock
     true = weights.true_hashes(ENGRAM)
     found = weights.hashes(ENGRAM, WORKER)
@@ -130,7 +136,7 @@ def test_a_second_run_changes_nothing() -> None:
     assert len(weights.asked()) == before
 
 
-# ---- the overlay, off, and on again -------------------------------------------------------------
+# ---- empty caches, the overlay, everything downloaded first; off, and on again -------------------
 
 
 def test_beside_ranks_nothing_is_grafted() -> None:
@@ -139,13 +145,12 @@ def test_beside_ranks_nothing_is_grafted() -> None:
 
 
 def test_with_the_overlay_it_serves_from_files_of_its_own(cut_by_hand: across.CutByHand) -> None:
-    play("rollback").succeeded()
-    assert_hikari_alone()
-    run("weights,service,cutover", **ABLIT).succeeded()
+    across.back_by_hand()
+    across.empty()
+    run(None, **ABLIT, weights_disk_order="download_first").succeeded()
     assert_deepseek_alone()
-    served_from(OVERLAY)
+    across.served_from("-ablit-")
     assert across.rank_hashes("-ablit-") == cut_by_hand.grafted
-    assert across.rank_hashes() == cut_by_hand.stock
     assert weights.provenance()["checkpoint"]["origin"] == "grafted"
     SoFar.hashes = across.grafted_hashes()
     true = weights.true_hashes(CHECKPOINT)
@@ -153,16 +158,22 @@ def test_with_the_overlay_it_serves_from_files_of_its_own(cut_by_hand: across.Cu
     assert len(changed) == 24 and set(SoFar.hashes) == set(true)
 
 
+def test_with_the_overlay_a_second_run_changes_nothing() -> None:
+    run(None, **ABLIT, weights_disk_order="download_first").unchanged()
+
+
 def test_off_and_on_again_gives_the_same_bytes(cut_by_hand: across.CutByHand) -> None:
-    play("rollback").succeeded()
+    across.back_by_hand()
     run("weights").succeeded()
     assert weights.hashes(CHECKPOINT) == weights.true_hashes(CHECKPOINT)
     assert weights.provenance()["checkpoint"]["origin"] == "downloaded"
-    # Both sets are on record, so nothing is to be cut: unless one file is lost.
+    assert across.rank_hashes() == cut_by_hand.stock
+    assert across.rank_hashes("-ablit-") == cut_by_hand.grafted
+    # Both sets are on record, so nothing is to be cut, and either serves: unless one file is lost.
     run("weights", **ABLIT).unchanged()
-    run("service,cutover", **ABLIT).succeeded()
-    served_from(OVERLAY)
-    play("rollback").succeeded()
+    let_deepseek_serve()
+    across.served_from("-ablit-")
+    across.back_by_hand()
     on(WORKER, f"rm {across.ranks(WORKER, '-ablit-')}/rank1of2-*.bin")
     run("weights", **ABLIT).succeeded()
     assert across.grafted_hashes() == SoFar.hashes
@@ -173,7 +184,6 @@ def test_off_and_on_again_gives_the_same_bytes(cut_by_hand: across.CutByHand) ->
 
 
 def test_a_start_on_other_weights_than_are_wanted_is_refused_while_hikari_serves() -> None:
-    run("service", **ABLIT).succeeded()
     folder = across.ranks(WORKER, "-ablit-")
     on(WORKER, f"cp {folder}/rank1of2-*.bin {folder}/rank1of2-{'0' * 20}.bin")
     doubled = run("cutover", **ABLIT)
@@ -185,35 +195,3 @@ def test_a_start_on_other_weights_than_are_wanted_is_refused_while_hikari_serves
     assert other.switch["exit"] == 10, other.output
     assert "ablit_graft_enabled" in other.words, other.words
     assert_hikari_alone()
-
-
-# ---- the order for a small disk: everything anew, pruned ----------------------------------------
-
-
-def test_in_the_minimal_order_the_shards_are_gone_in_the_end(
-    cut_by_hand: across.CutByHand,
-) -> None:
-    across.empty()
-    wanted = {**ABLIT, "weights_disk_order": "minimal", "rank_files_prune_sources": True}
-    # A plain run would end before the cut-over: somebody has gone back to Hikari.
-    tags = "preflight,plan,weights,service,cutover,status"
-    played = run(tags, **wanted).succeeded()
-    assert_deepseek_alone()
-    served_from(OVERLAY)
-    assert across.rank_hashes("-ablit-") == cut_by_hand.grafted
-    order = [one for one in across.jobs(played) if one.startswith(("shard", "prune", "download-e"))]
-    assert order == [
-        "shard-rank1-head", "shard-rank0-head", "prune-checkpoint-head", "download-engram-head",
-    ]  # fmt: skip
-    left = across.shards_left()
-    assert [Path(path).name for path in left] == ["model-00039-of-00039.safetensors"], left
-    held = weights.provenance()["checkpoint"]["files"]
-    assert [path for path in held if path.endswith(".safetensors")] == [
-        "model-00039-of-00039.safetensors"
-    ]
-    assert "PREPARE=0" in on(
-        HEAD, "cat /var/lib/spark-pair/current/deepseek/recipe/scripts/local.sh"
-    )
-    refused = run("service", tensorfold_service_prepare=1, **wanted).refused()
-    assert "tensorfold_service_prepare" in refused.words
-    run(tags, **wanted).unchanged()

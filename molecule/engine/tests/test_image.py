@@ -1,0 +1,209 @@
+"""The engine's image: built from what is declared, the same on both machines, and never trusted.
+
+One story in chapters: each begins where the one before has ended. Hikari serves all the while.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stories import across, preparation
+from stories.machines import (
+    HEAD,
+    WORKER,
+    assert_untouched,
+    exit_code_of,
+    fingerprint,
+    on,
+    on_both,
+    set_fault,
+)
+from stories.plays import Played, play, start_play
+from stories.servers import assert_deepseek_alone, assert_hikari_alone, back_to_hikari
+from stories.waiting import wait_for
+
+from simulated_pair.naming import CHECKOUT
+
+STANDIN = CHECKOUT / "simulated_pair" / "standins" / "recipe"
+OTHER = "tensorfold-dsv41:standin"
+"""An image of other content, which is on both machines and holds no kit."""
+MIB = 1 << 20
+FETCH = "image-fetch-worker"
+SLOWLY = {"megabytes_per_second": 4, "memory_gib": 4, "io_weight": 20, "cpu_weight": 20}
+
+
+class Declared:
+    """What the operator of the wide rows declares, and what the image of it is called."""
+
+    def __init__(self, folder: Path) -> None:
+        make = [sys.executable, "-I", str(STANDIN / "make_kit.py"), str(folder)]
+        digest = subprocess.check_output(make, text=True).strip()
+        patch = STANDIN / "patches" / "0001-round-rows.patch"
+        self.variables: Mapping[str, Any] = {
+            "tensorfold_service_image": "",
+            "tensorfold_service_round_rows": 32,
+            "engine_image_patches": [
+                {"path": str(patch), "sha256": hashlib.sha256(patch.read_bytes()).hexdigest()}
+            ],
+            "engine_image_kit": {"path": str(folder), "manifest_sha256": digest, "count": 64},
+        }
+
+    def run(self, tags: str | None, **more: Any) -> Played:
+        return play(tags, extra_vars={**self.variables, **more})
+
+
+class SoFar:
+    """What one chapter leaves for the next."""
+
+    image = ""
+    kept = ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(prepared: None) -> Iterator[None]:
+    back_to_hikari()
+    yield
+    back_to_hikari()
+    on_both(
+        "docker images --format '{{.Repository}}:{{.Tag}}' | grep ^tensorfold | "
+        f"grep -v '^{OTHER}$' | xargs -r docker rmi --force; rm -rf ~spark/.cache/spark-pair"
+    )
+    # What is wanted of the servers was changed as well.
+    preparation.forget()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Declared:
+    return Declared(tmp_path_factory.mktemp("kit"))
+
+
+def images(host: str) -> set[str]:
+    """The engines' images on a machine, by their names."""
+    listed = on(host, "docker images --format '{{.Repository}}:{{.Tag}}'").split()
+    return {name for name in listed if name.startswith("tensorfold-dsv41:") and name != OTHER}
+
+
+def layers(host: str, image: str) -> list[str]:
+    """What an image consists of."""
+    (told,) = json.loads(on(host, f"docker image inspect {image}"))
+    return [*told["RootFS"]["Layers"], *sorted(told["Config"]["Labels"].values())]
+
+
+def jobs(host: str) -> dict[str, str]:
+    """The run of every job about images on a machine."""
+    found = {}
+    for path in on(host, "ls -d /var/lib/spark-pair/jobs/image-* 2>/dev/null || true").split():
+        found[Path(path).name] = json.loads(on(host, f"cat {path}/request.json"))["id"]
+    return found
+
+
+def scratch(host: str) -> str:
+    """Archives and copies of checkouts that are left in an account's cache."""
+    look = "find /home/spark/.cache/spark-pair /srv/sparkle/.cache/spark-pair -mindepth 1"
+    return on(host, f"{look} ! -name build ! -name '*.log' 2>/dev/null || true").strip()
+
+
+def test_a_check_says_what_would_be_built_and_sent_and_touches_nothing(wide: Declared) -> None:
+    before = fingerprint()
+    checked = play("image", extra_vars=wide.variables, check=True).succeeded()
+    for words in ("to do: build tensorfold-dsv41:", "to do: send tensorfold-dsv41:"):
+        assert words in checked.output, checked.output
+    assert_untouched(before)
+
+
+def test_a_transfer_that_is_killed_leaves_the_image_built_and_its_archive(wide: Declared) -> None:
+    sending = start_play(
+        "image", extra_vars={**wide.variables, "hf_transfer_while_serving": SLOWLY}
+    )
+    # It is built and written to an archive first.
+    across.wait_for_bytes(WORKER, FETCH, 8 * MIB, seconds=300)
+    on(WORKER, f"systemctl kill --kill-whom main --signal KILL spark-pair-job-{FETCH}")
+    ended = sending.finish()
+    assert ended.code != 0 and "was killed (SIGKILL)" in ended.words, ended.words
+    (SoFar.image,) = images(HEAD)
+    assert not images(WORKER)
+    count = "import os; print(len(os.listdir('/kit/wide')))"
+    assert on(HEAD, f'docker run --rm {SoFar.image} python3 -c "{count}"').strip() == "64"
+    wait_for("nobody sends any more", lambda: not across.daemons(HEAD), 30)
+
+
+def test_the_next_run_builds_nothing_and_sends_only_what_is_left(wide: Declared) -> None:
+    before = jobs(HEAD)
+    size = across.result(HEAD, "image-export-head")["size"]
+    wide.run("image").succeeded()
+    assert jobs(HEAD)["image-build-head"] == before["image-build-head"]
+    assert 0 < across.result(WORKER, FETCH)["payload_bytes"] <= size - 8 * MIB
+    assert layers(WORKER, SoFar.image) == layers(HEAD, SoFar.image)
+    assert not scratch(HEAD) and not scratch(WORKER)
+
+
+def test_equal_images_are_neither_built_nor_sent_again(wide: Declared) -> None:
+    before = jobs(HEAD), jobs(WORKER)
+    # Another name for the same content elsewhere, as another store would call it, says nothing.
+    on(WORKER, f"docker tag {SoFar.image} tensorfold-dsv41:by-hand")
+    wide.run("image").unchanged()
+    assert (jobs(HEAD), jobs(WORKER)) == before
+
+
+def test_an_image_of_other_content_is_replaced_and_stays_findable(wide: Declared) -> None:
+    on(WORKER, f"docker tag {OTHER} {SoFar.image}")
+    wide.run("image").succeeded()
+    assert layers(WORKER, SoFar.image) == layers(HEAD, SoFar.image)
+    (SoFar.kept,) = (name for name in images(WORKER) if "-was-" in name)
+    assert layers(WORKER, SoFar.kept) == layers(WORKER, OTHER)
+
+
+def test_an_image_is_removed_by_name_unless_it_is_needed_or_in_use(wide: Declared) -> None:
+    on(WORKER, "docker create --name somebodys tensorfold-dsv41:by-hand tensorfold")
+    before = images(HEAD), images(WORKER)
+    asked = [SoFar.image, "tensorfold-dsv41:by-hand"]
+    refused = wide.run("image", engine_image_prune=asked).refused()
+    for words in ("deepseek is to run it", f"on {WORKER} it is in use by somebodys"):
+        assert words in refused.words, refused.words
+    assert (images(HEAD), images(WORKER)) == before
+    on(WORKER, "docker rm somebodys")
+    wide.run("image", engine_image_prune=["tensorfold-dsv41:by-hand"]).succeeded()
+    assert images(WORKER) == before[1] - {"tensorfold-dsv41:by-hand"}
+
+
+def test_a_build_that_ends_well_without_an_image_is_a_failure() -> None:
+    set_fault(HEAD, "recipe", prepare="exit0_without_image")
+    failed = play("image", extra_vars={"tensorfold_service_image": ""})
+    assert failed.code != 0 and "ended well, but there is no image" in failed.words, failed.words
+    assert images(HEAD) == {SoFar.image}
+    assert not scratch(HEAD)
+    assert_hikari_alone()
+
+
+def test_an_image_without_the_kit_is_refused_before_anything_is_stopped(wide: Declared) -> None:
+    refused = wide.run("image,service,cutover", tensorfold_service_image=OTHER)
+    assert refused.code != 0 and "lacks wide/rows-17-experts.cubin" in refused.words, refused.words
+    assert_hikari_alone()
+
+
+def test_one_that_loses_it_later_is_refused_by_the_switch_itself(wide: Declared) -> None:
+    wide.run("service").succeeded()
+    on(HEAD, f"docker tag {SoFar.image} kept:1; docker tag {OTHER} {SoFar.image}")
+    on(WORKER, f"docker tag {SoFar.image} kept:1; docker tag {OTHER} {SoFar.image}")
+    code, said = exit_code_of(HEAD, "spark-pair switch deepseek")
+    assert code == 10 and "of the 64 files of the kit in /kit" in said, said
+    on(HEAD, f"docker tag kept:1 {SoFar.image}")
+    code, said = exit_code_of(HEAD, "spark-pair switch deepseek")
+    assert code == 10 and "is not the same on both machines" in said, said
+    on(WORKER, f"docker tag kept:1 {SoFar.image}")
+    on_both("docker rmi kept:1")
+    assert_hikari_alone()
+
+
+def test_deepseek_serves_from_what_was_built() -> None:
+    code, said = exit_code_of(HEAD, "spark-pair switch deepseek", seconds=180)
+    assert code == 0, said
+    assert_deepseek_alone()
+    for host in (HEAD, WORKER):
+        (told,) = json.loads(on(host, "docker inspect dsv41-tensorfold"))
+        assert told["Config"]["Image"] == SoFar.image
