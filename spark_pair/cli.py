@@ -30,7 +30,7 @@ from .journal import open_record
 from .node import LocalNode, PeerNode, release
 from .plan_text import switch_lines
 from .switch import run as switching
-from .switch.machine import Outcome
+from .switch.machine import FINISHING, STILL_SERVING, UNTOUCHED, Outcome, Phase
 from .system import run
 from .verdict import State
 
@@ -352,17 +352,25 @@ def _abort(options: argparse.Namespace, _: list[str]) -> int:
     if not switching.is_running():
         return _answer(options, exit=0, aborting=None, message="no switch runs; nothing to abort")
     opened = open_record(paths.JOURNAL)
-    phase = (opened.last_phase if opened else None) or "its beginning"
-    message = (
-        f"the switch is in {phase}: before the stop it backs out, afterwards the former server is "
-        "brought back"
-    )
+    phase = opened.last_phase if opened else None
+    message = f"the switch is in {phase or 'its beginning'}: {_after_abort(phase)}"
     if options.dry_run:
         message = f"would abort; {message}"
     else:
         paths.ABORT.touch()
         message = f"asked to abort; {message}"
     return _answer(options, exit=0, aborting=opened.id if opened else None, message=message)
+
+
+def _after_abort(phase: str | None) -> str:
+    """What comes of an abort in a phase."""
+    if phase is None or phase in UNTOUCHED | STILL_SERVING:
+        return "nothing was stopped yet, it backs out"
+    if phase in FINISHING:
+        return "the new server is verified already and stays"
+    if phase in (Phase.RECOVER, Phase.CLEAN):
+        return "a server is being brought back already"
+    return "the former server is brought back"
 
 
 def _resume(options: argparse.Namespace, arguments: list[str]) -> int:

@@ -532,7 +532,11 @@ def after_boot(
             say(f"{alive[0]} is {found}; nothing to do after the boot")
             return Exit.DONE
     served = (work.state.serving or {}).get("server", target)
-    if opened is None and seen and served == target and not work.hands.others_left(target):
+    # One that was proven dead does not come up by itself, and each further question that it never
+    # answers keeps a lane, until it looks like one that is busy.
+    dead = seen and job.verdicts[target].state is State.DEAD
+    waits = opened is None and seen and served == target and not dead
+    if waits and not work.hands.others_left(target):
         # Nobody else was or is there: it comes up by itself, for minutes perhaps, and is only
         # waited for.
         server = description.server(target)

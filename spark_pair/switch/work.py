@@ -304,6 +304,8 @@ class Work(Bench):
         server = self.description.server(self.job.target)
         self.planned.prove(server)
         self.hands.verify_server(server, strict=self.job.target != self.description.fallback)
+        # A proof may take a minute, and whoever asked meanwhile was promised the former server.
+        self.check_abort()
         return Outcome.OK
 
     def restore(self) -> Outcome:
@@ -368,7 +370,9 @@ class Work(Bench):
         server = self.form(side)
         self.hands.wait_for_both()
         self.hands.stop_keepers()
-        gentle = not server.ranks
+        found = self.job.verdicts.get(server.name)
+        # One that was proven dead is not asked again: it would only look busy with our questions.
+        gentle = not server.ranks and not (found and found.state is State.DEAD)
         self.hands.stop_everything(keep=server.name if gentle else None)
         self.hands.wait_for_memory(server, abortable=False)
         try:
@@ -404,7 +408,9 @@ class Work(Bench):
         self.state.serving = None
         self.state.set_hold("recovery", self.job.cause)
         self.world.save(self.state)
-        said = ["NO MODEL SERVER ANSWERS"] if not self.cleaning.answering else []
+        # On a machine that cannot be asked a server may even answer.
+        nobody = "NO MODEL SERVER IS KNOWN TO ANSWER" if left else "NO MODEL SERVER ANSWERS"
+        said = [] if self.cleaning.answering else [nobody]
         said.append(self.job.message)
         if left:
             said.append(f"Not all is stopped: {'; '.join(left)}")

@@ -333,6 +333,24 @@ class TestAbort:
         assert paths.ABORT.exists()
         assert json.loads(capsys.readouterr().out)["aborting"] == "s1"
 
+    @pytest.mark.parametrize(
+        ("phase", "words"),
+        [
+            ("keepers", "it backs out"),
+            ("verify", "the former server is brought back"),
+            ("restore", "the new server is verified already and stays"),
+            ("commit", "the new server is verified already and stays"),
+            ("recover", "a server is being brought back already"),
+        ],
+    )
+    def test_says_what_comes_of_it(
+        self, phase: str, words: str, host: Host, capsys: Capture
+    ) -> None:
+        host.journal(BEGIN, {"event": "phase", "phase": phase, "id": "s1"})
+        with switching.locked():
+            assert cli.main(["abort"]) == 0
+        assert words in capsys.readouterr().out
+
 
 class TestResume:
     def test_nothing_is_open(self, host: Host, capsys: Capture) -> None:

@@ -560,6 +560,21 @@ class TestAfterBoot:
         assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
         assert pair.generates() == ["hikari"]
 
+    def test_one_that_is_dead_is_not_asked_until_it_seems_busy(self, pair: FakePair) -> None:
+        """Its other half was booted: each question that it never answers keeps one of its lanes."""
+
+        def taking_and_never_answering(asked: int) -> ProbeResult:
+            if "stop hikari-head.service" in pair.actions:
+                return ProbeResult("ok", "", 0.1, "hello")
+            return ProbeResult("timeout" if asked <= 6 else "overloaded", "no answer")
+
+        pair.servers["hikari"].probe = taking_and_never_answering
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert pair.actions.index("stop hikari-head.service") < pair.actions.index(
+            "start hikari-head.service"
+        ), "once it is proven dead there is nothing to hope for"
+
     def test_what_is_left_of_the_other_server_goes(self, pair: FakePair) -> None:
         switch(pair)
         pair.actions.clear()

@@ -545,6 +545,23 @@ class TestRecover:
             "a completion"
         )
 
+    def test_what_cannot_be_seen_is_not_called_gone(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stop = pair.nodes["worker"].stop_unit
+
+        def lost(unit: str, timeout: float) -> None:
+            if unit == "hikari-head.service":
+                pair.away = {"worker"}
+            stop(unit, timeout)
+
+        monkeypatch.setattr(pair.nodes["worker"], "stop_unit", lost)
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert pair.generates() == ["hikari"]
+        assert job.message.startswith("NO MODEL SERVER IS KNOWN TO ANSWER.")
+        assert "worker cannot be reached" in job.message and "spark-pair resume" in job.message
+
     @pytest.mark.fault(41)
     def test_a_rank_that_stop_sh_left_behind_is_removed(self, pair: FakePair) -> None:
         switch(pair)
@@ -734,6 +751,19 @@ class TestAbort:
     def test_after_the_stop(self, pair: FakePair) -> None:
         pair.held_gib = 20
         pair.abort_at = pair.clock + 65
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert "aborted" in job.message
+
+    def test_while_the_new_server_is_proven(self, pair: FakePair) -> None:
+        proof = pair.servers["deepseek"].probe
+
+        def aborted_meanwhile(count: int) -> ProbeResult:
+            pair.abort_at = pair.clock
+            return proof(count)
+
+        pair.servers["deepseek"].probe = aborted_meanwhile
         code, job = switch(pair)
         assert code is Exit.RECOVERED
         assert pair.generates() == ["hikari"]
