@@ -1,6 +1,6 @@
 """The engine's image: built from what is declared, the same on both machines, and never trusted.
 
-One story in chapters: each begins where the one before has ended. Hikari serves all the while.
+One story in chapters: each begins where the one before has ended. Hikari serves until the last two.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from stories.machines import (
     HEAD,
     WORKER,
     assert_untouched,
+    clear_faults,
     exit_code_of,
     fingerprint,
     on,
@@ -34,6 +35,16 @@ OTHER = "tensorfold-dsv41:standin"
 """An image of other content, which is on both machines and holds no kit."""
 MIB = 1 << 20
 FETCH = "image-fetch-worker"
+STOCK = {"tensorfold_service_image": ""}
+"""Nothing but the recipe itself."""
+PRODUCTION = {
+    "tensorfold_service_parallel": 8,
+    "tensorfold_service_prefill_interleave_ms": 250,
+    "tensorfold_service_clients": [
+        {"name": "agents", "at_once": 8, "prompt": 30000, "max_tokens": 2500}
+    ],
+}
+"""What a pair in production sets beside the wide rows; inventory/example has its reasons."""
 SLOWLY = {"megabytes_per_second": 4, "memory_gib": 4, "io_weight": 20, "cpu_weight": 20}
 
 
@@ -173,7 +184,8 @@ def test_an_image_is_removed_by_name_unless_it_is_needed_or_in_use(wide: Declare
 
 def test_a_build_that_ends_well_without_an_image_is_a_failure() -> None:
     set_fault(HEAD, "recipe", prepare="exit0_without_image")
-    failed = play("image", extra_vars={"tensorfold_service_image": ""})
+    failed = play("image", extra_vars=STOCK)
+    clear_faults()
     assert failed.code != 0 and "ended well, but there is no image" in failed.words, failed.words
     assert images(HEAD) == {SoFar.image}
     assert not scratch(HEAD)
@@ -200,10 +212,30 @@ def test_one_that_loses_it_later_is_refused_by_the_switch_itself(wide: Declared)
     assert_hikari_alone()
 
 
-def test_deepseek_serves_from_what_was_built() -> None:
-    code, said = exit_code_of(HEAD, "spark-pair switch deepseek", seconds=180)
-    assert code == 0, said
+def assert_runs(image: str, **environment: str) -> None:
+    """Both ranks run that image with those variables, and DeepSeek serves alone."""
     assert_deepseek_alone()
     for host in (HEAD, WORKER):
         (told,) = json.loads(on(host, "docker inspect dsv41-tensorfold"))
-        assert told["Config"]["Image"] == SoFar.image
+        assert told["Config"]["Image"] == image, host
+        assert {f"{name}={value}" for name, value in environment.items()} <= {
+            *told["Config"]["Env"]
+        }
+
+
+def test_a_plain_run_ends_with_the_production_set_serving(wide: Declared) -> None:
+    wide.run(None, **PRODUCTION).succeeded()
+    assert_runs(
+        SoFar.image, TF_DS_ROUND_ROWS="32", TF_DS_STREAMS="8", TF_DS_PREFILL_INTERLEAVE_MS="250"
+    )
+    wide.run(None, **PRODUCTION).unchanged()
+
+
+def test_a_plain_run_ends_with_the_stock_recipe_built_sent_and_serving() -> None:
+    before = images(HEAD)
+    play(None, extra_vars=STOCK).succeeded()
+    (stock,) = images(HEAD) - before
+    assert stock.startswith("tensorfold-dsv41:") and SoFar.image in images(HEAD)
+    assert layers(WORKER, stock) == layers(HEAD, stock) != layers(HEAD, SoFar.image)
+    assert_runs(stock, TF_DS_ROUND_ROWS="16", TF_DS_STREAMS="4")
+    play(None, extra_vars=STOCK).unchanged()
