@@ -109,8 +109,8 @@ def test_another_key_holds_within_a_second_and_without_a_restart(
 ) -> None:
     before = ranks()
     played = play("service", extra_vars=locked(ANOTHER)).succeeded()
-    changed = {one.partition(": ")[2].rpartition(" : ")[2] for one in played.changes}
-    assert changed == {"Write the key that the API asks for", "Write the API keys"}, played.changes
+    # The key's file and both machines' copies for whoever asks; such tasks hide what they report.
+    assert played.changed == {HEAD: 2, WORKER: 1} and not played.changes, played.changes
     # The engine looks at its file once a second.
     wait_for("the other key holds", lambda: status_of(CHAT, ANOTHER) == 200, 30)
     assert status_of(CHAT, KEY) == 401
