@@ -232,10 +232,12 @@ def test_a_plain_run_ends_with_the_production_set_serving(wide: Declared) -> Non
 
 
 def test_a_plain_run_ends_with_the_stock_recipe_built_sent_and_serving() -> None:
+    # Nothing is built beside ranks, which fill the memory.
+    back_to_hikari()
     before = images(HEAD)
     play(None, extra_vars=STOCK).succeeded()
     (stock,) = images(HEAD) - before
-    assert stock.startswith("tensorfold-dsv41:") and SoFar.image in images(HEAD)
-    assert layers(WORKER, stock) == layers(HEAD, stock) != layers(HEAD, SoFar.image)
+    assert stock.startswith("tensorfold-dsv41:") and before <= images(HEAD)
+    assert layers(WORKER, stock) == layers(HEAD, stock)
     assert_runs(stock, TF_DS_ROUND_ROWS="16", TF_DS_STREAMS="4")
     play(None, extra_vars=STOCK).unchanged()
