@@ -62,10 +62,7 @@ class ActionModule(ActionBase):
                 if not path.exists():
                     result["changed"] = True
                     if not self._task.check_mode:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        fresh = path.with_name(f".{path.name}.new")
-                        fresh.write_bytes(data)
-                        fresh.rename(path)
+                        engine_adopt.keep(path, data)
         except OSError as error:
             result.update(failed=True, msg=f"{error.filename}: {error.strerror}")
             return result

@@ -62,7 +62,15 @@ class ActionModule(ActionBase):
         try:
             settings = variables.settings_of(host, hostvars)
             images = due.wanted(pair_variables.engines_of(host, hostvars))
-            plan = due.plan(images, seens, pair, settings.prune_images, check=self._task.check_mode)
+            servers = pair_variables.description_of(host, hostvars)["servers"]
+            plan = due.plan(
+                images,
+                seens,
+                pair,
+                settings.prune_images,
+                needed=due.needed(images, servers),
+                check=self._task.check_mode,
+            )
             steps = [asking.orders(step, images, settings) for step in plan.steps]
         except SparkPairError as error:
             result.update(failed=True, msg=str(error))

@@ -75,7 +75,7 @@ class ActionModule(ActionBase):
         if decision.refused and job.get("state") != "running":
             result.update(failed=True, msg=decision.refused)
             return result
-        variable, limits = serving.limits(str(step["kind"]), settings)
+        variable, limits = serving.limits(step, settings)
         if decision.words and host == ansible_pair.speaker(pair, facts["ansible_play_hosts"]):
             display.display(f"  {decision.words}: {step['id']} keeps within {variable}")
         result.update(

@@ -28,6 +28,7 @@ from spark_pair import engine_settings  # noqa: E402 - needs the path above
 _MARKED = re.compile(
     r"(<!-- engine variables -->\n).*?(<!-- end of engine variables -->)", re.DOTALL
 )
+_PASSED = re.compile(r"loop_var: ([a-z][a-z0-9_]*)")
 _NAMED = re.compile(r"([a-z][a-z0-9_]*):")
 
 
@@ -44,14 +45,25 @@ def _reasons() -> Iterator[tuple[str, str]]:
             comment = []
 
 
+def _passed() -> set[str]:
+    """Variables that tasks give to the tasks which they include; nobody else sets them."""
+    found: set[str] = set()
+    for path in [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml")]:
+        found |= set(_PASSED.findall(path.read_text(encoding="utf-8")))
+        for task in yaml.safe_load(path.read_text(encoding="utf-8")) or ():
+            found |= set(task.get("vars", ()))
+    return found
+
+
 def _specified() -> Iterator[tuple[str, str]]:
-    """Variables that the roles document, with what they say."""
+    """Variables that the roles document for an operator, with what they say."""
+    passed = _passed()
     for role in ROLES:
         path = ROOT / "roles" / role / "meta/argument_specs.yml"
         entries = yaml.safe_load(path.read_text())["argument_specs"] if path.is_file() else {}
         for entry in entries.values():
             for name, option in entry.get("options", {}).items():
-                if name.startswith(f"{role}_"):
+                if name.startswith(f"{role}_") and name not in passed:
                     said = option["description"]
                     yield name, " ".join([said] if isinstance(said, str) else said)
 

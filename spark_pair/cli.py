@@ -165,6 +165,7 @@ def _add_node_verbs(verbs: Any) -> None:
     for name, action in (
         ("load", _node_load),
         ("probe", _node_probe),
+        ("without-key", _node_without_key),
         ("images", _node_images),
         ("image-contents", _node_image_contents),
         ("weights", _node_weights),
@@ -535,6 +536,11 @@ def _node_load(options: argparse.Namespace, _: list[str]) -> int:
 def _node_probe(options: argparse.Namespace, _: list[str]) -> int:
     node = _node(options)
     return _print(node.probe(node.description.server(options.name)).as_dict())
+
+
+def _node_without_key(options: argparse.Namespace, _: list[str]) -> int:
+    node = _node(options)
+    return _print({"answer": node.without_key(node.description.server(options.name))})
 
 
 def _node_images(options: argparse.Namespace, _: list[str]) -> int:

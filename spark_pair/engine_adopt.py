@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from . import engine_kit
-from .engine_checkout import SETTINGS, CheckoutError, Git, without_secret
+from .engine_checkout import SETTINGS, CheckoutError, Git
+from .engine_inputs import without_secret
 from .system import Runner, run_plainly
 
 _LARGE_BYTES = 256 << 10
 _SNIFFED_BYTES = 8000
+_NAMES = 20
+_SECRET = re.compile(r"(^|/)(\.env[^/]*|local\.sh[^/]*)$|token(?!i[sz])|secret")
+"""Names (in small letters) of files that settings and tokens are kept in."""
 _ENGINE_WORDS = ("dsv41", "tensorfold")
 
 
@@ -54,13 +59,18 @@ class Found:
     sha256: str
     files: tuple[str, ...]
     """Names of the files that the patch changes."""
+    taken_in: tuple[str, ...]
+    """Those of them that git does not know."""
+    left_out: tuple[str, ...]
+    """What git does not know and nothing was made of, each with the reason."""
     kit: KitFound | None
     image: str
     """Image that the engine's container runs, "" when none does."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data but for the patch."""
-        return {**asdict(self), "patch": None, "files": list(self.files)}
+        lists = {name: list(getattr(self, name)) for name in ("files", "taken_in", "left_out")}
+        return {**asdict(self), "patch": None, **lists}
 
 
 def look(path: Path, runner: Runner = run_plainly) -> Found | None:
@@ -75,11 +85,9 @@ def look(path: Path, runner: Runner = run_plainly) -> Found | None:
     owner = pwd.getpwuid(path.stat().st_uid).pw_name
     git = Git(path, owner, runner)
     commit, own_commits = _published(git)
-    others = [
-        name
-        for name in git.names("ls-files", "--others", "--exclude-standard", "-z")
-        if name not in SETTINGS
-    ]
+    unknown = git.names("ls-files", "--others", "--exclude-standard", "-z")
+    left_out = {name: why for name in unknown if (why := _why_left_out(name))}
+    others = [name for name in unknown if name not in left_out]
     heavy = [name for name in others if _heavy(path / name)]
     kit = _kit(path, heavy)
     list_of_kit = f"{kit.folder}/{engine_kit.MANIFEST}" if kit and kit.folder else ""
@@ -94,6 +102,8 @@ def look(path: Path, runner: Runner = run_plainly) -> Found | None:
         patch=patch,
         sha256=hashlib.sha256(patch).hexdigest(),
         files=tuple(files),
+        taken_in=tuple(name for name in light if name in files),
+        left_out=tuple(f"{name} ({why})" for name, why in left_out.items()),
         kit=kit,
         image=running_image(runner),
     )
@@ -113,6 +123,13 @@ def lines(found: Mapping[str, Any], file: str, manifest: str) -> list[str]:
             "engine_image_patches:",
             f"  - {{path: {file}, sha256: {found['sha256']}}}",
         ]
+    if found["taken_in"]:
+        said.append(
+            f"# Taken into the patch although git does not know them: {_some(found['taken_in'])}. "
+            "See that no token is in them."
+        )
+    if found["left_out"]:
+        said.append(f"# Left out: {_some(found['left_out'])}.")
     if kit := found["kit"]:
         folder = kit["folder"] or "…"
         said += [
@@ -126,6 +143,30 @@ def lines(found: Mapping[str, Any], file: str, manifest: str) -> list[str]:
     if found["image"]:
         said.append(f"tensorfold_service_image: {found['image']}")
     return said
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write a file as a whole and for nobody else: a change by hand may hold what is a secret."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    fresh.rename(path)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES
+    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _why_left_out(name: str) -> str:
+    """Why nothing is made of a file that git does not know; "" when it is taken in."""
+    if name.endswith("/"):
+        return "a repository of its own"
+    if name in SETTINGS or (_SECRET.search(name.lower()) and not name.endswith(".example")):
+        return "may hold a token"
+    return ""
 
 
 def running_image(runner: Runner = run_plainly) -> str:

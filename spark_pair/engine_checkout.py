@@ -12,12 +12,13 @@ import os
 import pwd
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import engine_kit, paths
+from .engine_inputs import without_secret
 from .errors import SparkPairError
 from .system import Result, Runner, run_plainly
 
@@ -95,9 +96,16 @@ class Changes:
     diff: tuple[str, ...] = ()
     """The beginning of the difference, for the reader."""
     tree: str = ""
+    strays: tuple[str, ...] = ()
+    """Names of the new ones among the files that neither settings nor a kit are read from."""
 
     def __bool__(self) -> bool:
         return bool(self.files)
+
+    @property
+    def only_strays(self) -> bool:
+        """Whether there is nothing but files that somebody left there."""
+        return bool(self.files) and len(self.files) == len(self.strays)
 
     @property
     def words(self) -> str:
@@ -165,7 +173,7 @@ def check(wanted: Wanted, runner: Runner = run_plainly) -> bool:
     ]:
         raise CheckoutError(
             f"{wanted.path} was made from another commit or other patches than its name says: "
-            f"put it aside (mv {wanted.path} {wanted.path}.aside) and run again"
+            f"put it aside (sudo mv {wanted.path} {wanted.path}.aside) and run again"
         )
     return True
 
@@ -176,12 +184,15 @@ def refusal(checkout: Path, owner: str, runner: Runner = run_plainly) -> str | N
     if not found:
         return None
     git = f"git -C {checkout}"
+    strays = ""
+    if found.only_strays:
+        strays = f"If they are of no use there, move them out of {checkout} and run again. "
     return "\n".join(
         [
-            f"{checkout} holds what was not declared: {found.words}. Nothing was overwritten. To "
-            f"keep it, as {owner}: '{git} add --intent-to-add . && {git} diff --binary "
+            f"{checkout} holds what was not declared: {found.words}. Nothing was overwritten. "
+            f"{strays}To keep it, as {owner}: '{git} add --intent-to-add . && {git} diff --binary "
             f"{found.tree} > ~/my.patch', and declare that file at the end of engine_image_patches."
-            f" Then put the checkout aside (mv {checkout} {checkout}.aside) and run again",
+            f" Then put the checkout aside (sudo mv {checkout} {checkout}.aside) and run again",
             *(f"  {line}" for line in found.diff),
         ]
     )
@@ -207,12 +218,20 @@ def changes(
     others = {*git.names("ls-files", "--others", "--exclude-standard", "-z")}
     tracked = {*git.names("ls-tree", "-r", "-z", "--name-only", tree)}
     others |= {name for name in SETTINGS if name not in tracked and (checkout / name).exists()}
-    files += [f"{name} (new)" for name in sorted(others - {*own, *kit})]
+    new = sorted(others - {*own, *kit})
+    files += [f"{name} (new)" for name in new]
     files += [f"{name} (not as in the kit)" for name in sorted(_wrong(checkout, kit))]
     shown: list[str] = []
     if changed:
         shown = git.out(*compare, tree, "--", *changed[:_NAMES]).splitlines()
-    return Changes(tuple(files), tuple(shown[:_DIFF_LINES]), tree)
+    strays = tuple(name for name in new if name not in SETTINGS and not _beside(name, kit))
+    return Changes(tuple(files), tuple(shown[:_DIFF_LINES]), tree, strays)
+
+
+def _beside(name: str, kit: Iterable[str]) -> bool:
+    """Whether a file lies in a folder of the kit, which goes into an image as a whole."""
+    folders = {one.rpartition("/")[0] for one in kit}
+    return any(folder and name.startswith(f"{folder}/") for folder in folders)
 
 
 def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
@@ -272,6 +291,8 @@ def _fetch(git: Git, wanted: Wanted) -> None:
         done = git.run("submodule", "update", "--init", "--recursive", seconds=_FETCH_SECONDS)
     if not done.ok:
         raise _not_fetched(wanted, done)
+    # Everybody on the machine can read what a checkout notes.
+    git.out("remote", "set-url", "origin", without_secret(wanted.url))
 
 
 def _not_fetched(wanted: Wanted, done: Result) -> CheckoutError:
@@ -282,18 +303,14 @@ def _not_fetched(wanted: Wanted, done: Result) -> CheckoutError:
     )
 
 
-def without_secret(text: str) -> str:
-    """A text with no name and password in its addresses."""
-    return re.sub(r"//[^/@\s]*@", "//", text)
-
-
 def _apply(git: Git, patch: Patch, file: Path) -> None:
     """Apply one patch to the working tree and the index, wholly or not at all."""
     if not file.is_file():
         raise CheckoutError(f"the patch {patch.name} is not in {file}: run again")
     if (found := engine_kit.digest(file)) != patch.sha256:
         raise CheckoutError(
-            f"the patch {patch.name} in {file} has sha256 {found}: remove that file and run again"
+            f"the patch {patch.name} in {file} has sha256 {found}: remove that file (sudo rm "
+            f"{file}) and run again"
         )
     done = git.run("apply", "--index", str(file))
     if not done.ok:

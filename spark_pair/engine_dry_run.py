@@ -7,6 +7,7 @@ is not understood raises DryRunError: a guess could hide the one mount or value 
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from .errors import SparkPairError
 RANKS = (0, 1)
 
 _TITLE = re.compile(r"\[dry-run\] rank (?P<rank>\d+) (?:on \S+|here):\s*")
+_MOMENT = re.compile(r"\bDRY_RUN(=1)?: ")
 _OPEN = re.compile(r"<WORKER:[^>]*>")
 _RAILS = re.compile(r"\bLink: .*?(?P<count>\d+) rail\(s\)")
 
@@ -99,7 +101,7 @@ class Rank:
         return found
 
     def folder_of(self, inside: str) -> Mount | None:
-        """The mount that a path in the container lies on; None when the image brings it."""
+        """The mount that a tidy path in the container lies on; None when the image brings it."""
         below = [one for one in self.mounts if f"{inside}/".startswith(f"{one.target}/")]
         return max(below, key=lambda one: len(one.target), default=None)
 
@@ -113,8 +115,18 @@ class DryRun:
 
 
 def digest(output: str) -> str:
-    """Names an output, so that an operator can accept exactly that one."""
-    return hashlib.sha256(output.encode("utf-8", "surrogateescape")).hexdigest()
+    """Names what an output plans, so that an operator can accept exactly that.
+
+    Lines about the moment (what runs, whether the port is in use) do not count: the same plan has
+    the same name whoever serves while it is made.
+    """
+    plan = "".join(line for line in output.splitlines(keepends=True) if not _moment(line))
+    return hashlib.sha256(plan.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _moment(line: str) -> bool:
+    command = line.startswith(("  ", "[dry-run]"))
+    return not command and _MOMENT.search(line) is not None
 
 
 def parse(output: str, homes: Mapping[int, str]) -> DryRun:
@@ -260,5 +272,5 @@ def _mount(text: str) -> Mount:
 
 
 def tidy(path: str) -> str:
-    """A path as Docker notes it: without a slash at its end."""
-    return path.rstrip("/") or "/"
+    """A path as Docker notes it: no slash at its end, none twice, no '.' in between."""
+    return re.sub("^/+", "/", posixpath.normpath(path))

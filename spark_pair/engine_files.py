@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import engine_kit
+from .engine_inputs import without_secret
 from .engine_settings import Engine, variable_of
 from .errors import DescriptionError
 
@@ -23,7 +24,7 @@ def prepare(engine: Engine, cache: Path) -> dict[str, Any]:
         if not patch.from_url:
             label = f"{variable_of('patches')} of {engine.name}"
             _prove_patch(label, Path(patch.source), patch.sha256)
-    words = f"{engine.recipe_url} at {engine.commit}"
+    words = f"{without_secret(engine.recipe_url)} at {engine.commit}"
     if engine.patches:
         words += f" with {', '.join(patch.name for patch in engine.patches)}"
     kit = None

@@ -128,6 +128,11 @@ def recipe_id(commit: str, queue: Sequence[Patch], with_kit: Kit | None) -> str:
     return f"{commit[:12]}-{hashlib.sha256(material).hexdigest()[:8]}"
 
 
+def without_secret(text: str) -> str:
+    """A text with no name and password in its addresses."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
 def image_name(name: str) -> str:
     """The image that is built from the inputs of that id."""
     return f"tensorfold-dsv41:{name}"

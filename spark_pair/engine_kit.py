@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -100,13 +101,22 @@ def prove(source: Path, declared: Declared) -> dict[str, str]:
 
 
 def pack(source: Path, target: Path) -> None:
-    """Put a folder's files into a tar archive beside `target`, then rename it there."""
-    partial = target.with_name(f"{target.name}.new")
+    """Put a folder's files into a tar archive beside `target`, then rename it there.
+
+    The name beside it is this call's alone: the plays of two pairs pack the same kit at once.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(partial, "w") as archive:
-        for path in sorted(path for path in source.rglob("*") if path.is_file()):
-            archive.add(path, path.relative_to(source).as_posix(), recursive=False)
-    partial.rename(target)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    partial = Path(name)
+    try:
+        with tarfile.open(partial, "w") as archive:
+            for path in sorted(path for path in source.rglob("*") if path.is_file()):
+                archive.add(path, path.relative_to(source).as_posix(), recursive=False)
+        partial.rename(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def present(declared: Declared, place: Path | None = None) -> bool:
@@ -119,7 +129,7 @@ def present(declared: Declared, place: Path | None = None) -> bool:
     except KitError as error:
         raise KitError(
             f"the kit in {place} was changed after it was put there: {error}. Nothing uses it but "
-            f"new checkouts: remove it (rm -r {place}) and run again"
+            f"new checkouts: remove it (sudo rm -r {place}) and run again"
         ) from error
     return True
 

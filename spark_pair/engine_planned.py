@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .engine_dry_run import DryRun, Mount, Rank, tidy
@@ -40,6 +40,13 @@ _ENVIRONMENT: Mapping[str, str] = {
 }
 """Variables in both ranks' environment, with the setting that each of them carries."""
 
+_ASSUMED = frozenset(
+    ("TF_DS_STREAMS", "TF_DS_REASONING_EFFORT", "TF_TP_PORT", "NCCL_MIN_NCHANNELS",
+     "NCCL_MAX_NCHANNELS")
+)  # fmt: skip
+"""Names that nobody promised to mean what is thought here: where one says something else than was
+declared, the operator is asked."""
+
 _MUST_SAY = {
     0: ("--port", "--name", "--context", "--parallel", "TF_DS_ROUND_ROWS", "TF_DS_GRAPHS",
         "TF_DS_PREFILL_INTERLEAVE_MS"),
@@ -58,12 +65,21 @@ _THE_RECIPES_OWN = frozenset(
 """Variables of the engine that the recipe sets by itself, whatever is declared."""
 
 _DEVICES = ("TF_RDMA_DEVICES", "NCCL_IB_HCA")
+_KEYS = "TENSORFOLD_API_KEY"
 _WEIGHTS = ("TF_DS_RANK_CACHE", "TF_DS_ENGRAM")
 _PASSED_ON = re.compile(r"(TF_|NCCL_|TENSORFOLD_)\w+")
-_ASSIGNED = re.compile(r"\b([A-Z]\w*=)(?:\\.|[^\s\\'\"])+")
-_NOT_SECRET = re.compile(
-    r"(?!\w*(TOKEN|SECRET|PASSW|API_KEY))\w+=|(\w*TOKENS|API_KEY|\w*TOKEN_MAP)="
+_HIDDEN_NAME = (
+    r"(?!(?:\w*TOKENS|API_KEY|\w*TOKEN_MAP)=)(?=\w*(?:TOKEN|SECRET|PASSW|API_KEY))[A-Z]\w*"
 )
+_HIDDEN_OPTION = r"--[\w-]*(?:key|token|secret|password)(?:=|['\"]?(?:\s|\\\n)+)"
+"""With the place of its value; `--api-key-file` names a path, which is no secret."""
+_WORD = r"""(?:\$'(?:\\.|[^'\\])*'?|\\.|'[^']*'?|"(?:\\.|[^"\\])*"?|[^\s\\'"])+"""
+"""A word of a shell's; one whose quote is not closed goes on to the end."""
+_HIDDEN_PLACE = r"""
+    (?:(?<=')(?P<single>)|(?<=")(?P<double>)|)       # what is quoted as a whole ends with its quote
+    (?P<before>(?<![A-Z0-9_])(?:%s)=|(?<![\w-])%s)
+    (?(single)(?:\\.|[^'\\])*|(?(double)(?:\\.|[^"\\])*|%s))
+"""
 _LONG_ENOUGH = 4
 _SHORTENED = 60
 
@@ -94,6 +110,10 @@ class Declared:
                 values[name] = _unquoted(quoted)
         return Declared({str(key): str(value) for key, value in settings.items()}, values)
 
+    def hiding(self, name: str, value: str) -> Declared:
+        """The same with one more secret, which is in no setting."""
+        return replace(self, secrets={**self.secrets, name: value})
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -113,7 +133,8 @@ class Judgement:
     different: list[str] = field(default_factory=list)
     """Says something else than was declared."""
     unknown: list[str] = field(default_factory=list)
-    """Does not say what it would have to say."""
+    """Does not say what it would have to say, or says what may mean something else than is thought
+    here; the operator may accept it."""
     silent: list[str] = field(default_factory=list)
     """Does not say, and nobody promised that it would; worth a line, nothing more."""
 
@@ -154,17 +175,23 @@ class _Rank:
             self._value(name, self.rank.env.get(name), self.settings.get(setting))
         if self.number == 0:
             self._thinking()
+            self._key()
         self._passed_on()
         self._link()
         if self.number == 1:
-            self._folders()
+            self._cache()
+        self._engram()
 
     def _differs(self, words: str) -> None:
         self.found.different.append(f"rank {self.number}: {words}")
 
+    def _unclear(self, words: str) -> None:
+        self.found.unknown.append(f"rank {self.number}: {words}")
+
     def _same(self, what: str, got: str, wanted: str | None) -> None:
         if wanted is not None and got != wanted:
-            self._differs(f"{what} is {got}, declared {wanted}")
+            say = self._unclear if what in _ASSUMED else self._differs
+            say(f"{what} is {got}, declared {wanted}")
 
     def _value(self, name: str, got: str | None, wanted: str | None) -> None:
         if wanted is None:
@@ -172,7 +199,7 @@ class _Rank:
         if got is not None:
             self._same(name, got, wanted)
         elif name in _MUST_SAY[self.number]:
-            self.found.unknown.append(f"rank {self.number}: {name} is not there, declared {wanted}")
+            self._unclear(f"{name} is not there, declared {wanted}")
         else:
             self.found.silent.append(f"rank {self.number} does not say {name}")
 
@@ -186,6 +213,14 @@ class _Rank:
         else:
             self.found.silent.append(f"rank {self.number} does not say --thinking")
 
+    def _key(self) -> None:
+        """Without its keys the engine would serve everybody who reaches its port."""
+        given = any(word.startswith("--api-key") for word in self.rank.argv)
+        if self.settings.get("API_KEY") == "1" and not (given or self.rank.env.get(_KEYS)):
+            self._unclear(
+                f"nothing hands it an API key (--api-key… or {_KEYS}), and one is declared"
+            )
+
     def _passed_on(self) -> None:
         """Variables of the engine and of NCCL that nobody declared, or with another value."""
         declared, secrets = self.settings, self.expected.declared.secrets
@@ -196,7 +231,7 @@ class _Rank:
             elif _PASSED_ON.fullmatch(name) and name in declared:
                 self._same(name, value, declared[name])
             elif name.startswith("TF_DS_") and not self._known(name):
-                self._differs(
+                self._unclear(
                     f"{name} is {value}, and nobody declared it (extra settings are the place)"
                 )
 
@@ -224,26 +259,35 @@ class _Rank:
                 f"{', '.join(self.expected.masters)}"
             )
 
-    def _folders(self) -> None:
-        """The worker's own folders: without them its weights would come over NFS."""
+    def _cache(self) -> None:
+        """The worker's own folder: without it its weights would come over NFS."""
         sources = [one.source for one in self.rank.mounts]
         cache = self.settings.get("NFS_VOLUME")
         if cache is not None and tidy(cache) not in sources:
             self._differs(f"nothing is mounted from {cache}, declared for its weights")
+
+    def _engram(self) -> None:
+        """Both ranks need the tables, and serve without them too, only worse. Where the head's lie
+        is the recipe's to choose."""
         engram = self.settings.get("WORKER_ENGRAM_DIR")
         inside = self.rank.env.get("TF_DS_ENGRAM") or self.rank.option("--engram")
         if engram is None:
             return
-        if inside is None:
-            self.found.silent.append(f"rank {self.number} does not say where its Engram tables lie")
-        elif (got := outside(self.rank, inside)) != tidy(engram):
+        if not inside:
+            declared = f", declared {engram}" if self.number == 1 else ""
+            self._unclear(
+                f"nothing hands it the Engram tables (TF_DS_ENGRAM or --engram){declared}, and "
+                "without them its replies are worse"
+            )
+        elif self.number == 1 and (got := outside(self.rank, inside)) != tidy(engram):
             self._differs(f"the Engram tables come from {got or 'the image'}, declared {engram}")
 
 
 def outside(rank: Rank, inside: str) -> str | None:
     """Where a path in the container lies on its machine; None when it is in the image."""
+    inside = tidy(inside)
     mount = rank.folder_of(inside)
-    return tidy(f"{mount.source}/{inside[len(mount.target) :].strip('/')}") if mount else None
+    return tidy(f"{mount.source}/{inside[len(mount.target) :]}") if mount else None
 
 
 def weight_folders(rank: Rank) -> Iterator[tuple[str, str, Mount]]:
@@ -252,7 +296,7 @@ def weight_folders(rank: Rank) -> Iterator[tuple[str, str, Mount]]:
     places += [("the command", word) for word in rank.argv if word.startswith("/")]
     seen = set()
     for name, inside in places:
-        mount, place = rank.folder_of(inside), outside(rank, inside)
+        mount, place = rank.folder_of(tidy(inside)), outside(rank, inside)
         if mount is not None and place is not None and place not in seen:
             seen.add(place)
             yield name, place, mount
@@ -350,12 +394,15 @@ def without_secrets(rank: Rank, declared: Declared | None) -> Rank:
         for name, value in rank.env.items()
         if name not in hidden and masked(f"{name}={value}", declared) == f"{name}={value}"
     }
-    argv = rank.argv if all(masked(word, declared) == word for word in rank.argv) else ()
+    # A word may be secret by itself, or by the option before it.
+    words = (*rank.argv, shlex.join(rank.argv))
+    argv = rank.argv if all(masked(word, declared) == word for word in words) else ()
     return Rank.from_dict({**rank.as_dict(), "env": env, "argv": argv})
 
 
 def masked(text: str, declared: Declared | None) -> str:
-    """A text as it may be shown: secret values, and what looks like one by its name, are hidden."""
+    """A text as it may be shown: secret values, and what looks like one by the name of its variable
+    or option, are hidden, however a shell's quotes stand around it."""
     hidden = declared.secrets if declared else {}
     for value in hidden.values():
         if len(value) >= _LONG_ENOUGH:  # a secret "1" would make every text unreadable
@@ -364,8 +411,6 @@ def masked(text: str, declared: Declared | None) -> str:
             for form in (value, quoted, quoted.strip("'"), escaped):
                 text = text.replace(form, "…")
 
-    def hide(match: re.Match[str]) -> str:
-        shown = _NOT_SECRET.fullmatch(match[1]) and match[1].rstrip("=") not in hidden
-        return match[0] if shown else f"{match[1]}…"
-
-    return _ASSIGNED.sub(hide, text)
+    names = "|".join([*map(re.escape, hidden), _HIDDEN_NAME])
+    places = _HIDDEN_PLACE % (names, _HIDDEN_OPTION, _WORD)
+    return re.sub(places, r"\g<before>…", text, flags=re.VERBOSE | re.DOTALL)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import engine_inputs, paths, pool
+from .engine_dry_run import tidy
 from .errors import DescriptionError
 
 PREFIX = "tensorfold_service_"
@@ -168,18 +169,18 @@ class _Value:
         """Whether nothing was said."""
         return self.raw is None or self.raw == ""
 
-    def flag(self) -> str:
+    def flag(self, why: str = "") -> str:
         words = {"0": "0", "1": "1", "false": "0", "true": "1", "no": "0", "yes": "1"}
         if isinstance(self.raw, bool | int | str) and str(self.raw).lower() in words:
             return words[str(self.raw).lower()]
-        raise self.refuse("0 or 1")
+        raise self.refuse(f"0 or 1{why}")
 
     def path(self) -> str:
         rule = "an absolute path, written out (no '~' and no '$HOME': it is passed on as it is)"
         value = self.text(None, rule)
         if not value.startswith("/") or "$" in value or ".." in value.split("/"):
             raise self.refuse(rule)
-        return value
+        return tidy(value)  # Docker mounts it so, and it is compared with what Docker says
 
 
 def _prepare(value: _Value) -> str:
@@ -208,22 +209,54 @@ _CHECKS: dict[str, tuple[str, Callable[[_Value], str | None]]] = {
         "FABRIC_PEER",
         lambda v: v.text(_ADDRESS, "the worker's address on the direct link"),
     ),
-    "ablit": ("ABLIT", _Value.flag),
+    "ablit": (
+        "ABLIT",
+        lambda v: v.flag(": the weights are served either with the overlay (1) or without it (0)"),
+    ),
     "prepare": ("PREPARE", _prepare),
-    "context": ("CONTEXT", lambda v: v.integer(2048, MAX_CONTEXT)),
-    "parallel": ("PARALLEL", lambda v: v.integer(*PARALLEL)),
-    "round_rows": ("ROUND_ROWS", lambda v: v.integer(*ROUND_ROWS)),
-    "graphs": ("GRAPHS", _Value.flag),
+    "context": (
+        "CONTEXT",
+        lambda v: v.integer(
+            2048, MAX_CONTEXT, ": one request takes 2048 at least, and the recipe accepts no more"
+        ),
+    ),
+    "parallel": (
+        "PARALLEL",
+        lambda v: v.integer(*PARALLEL, ": no engine of this recipe has more lanes than that"),
+    ),
+    "round_rows": (
+        "ROUND_ROWS",
+        lambda v: v.integer(
+            *ROUND_ROWS, ": the stock kernels are for 16 rows, those of the wide-row kit end there"
+        ),
+    ),
+    "graphs": (
+        "GRAPHS",
+        lambda v: v.flag(": rounds run either as CUDA graphs (1) or, slower, without them (0)"),
+    ),
     "prefill_interleave_ms": (
         "PREFILL_INTERLEAVE_MS",
         _optional(lambda v: v.integer(0, 60_000, " (milliseconds)")),
     ),
-    "thinking": ("THINKING", _Value.flag),
+    "thinking": (
+        "THINKING",
+        lambda v: v.flag(
+            ": a request that says nothing either thinks (1) or does not (0); how much is said by "
+            f"{PREFIX}reasoning_effort"
+        ),
+    ),
     "reasoning_effort": ("REASONING_EFFORT", _effort),
     "max_tokens": ("MAX_TOKENS", lambda v: v.integer(1, MAX_CONTEXT)),
     "host": ("HOST", lambda v: v.text(_ADDRESS, "an address to listen on")),
     "port": ("PORT", lambda v: v.integer(1, 65_535)),
-    "served_name": ("SERVED_NAME", lambda v: v.text(None, "the model name that clients use")),
+    "served_name": (
+        "SERVED_NAME",
+        lambda v: v.text(
+            re.compile(r"\S+"),
+            "the model name that clients use, without blanks (its end could not be told in the "
+            "engine's ready line)",
+        ),
+    ),
     "image": ("IMAGE", _optional(lambda v: v.text(re.compile(r"\S+"), "an image reference"))),
     "state_dir": ("STATE_DIR", _Value.path),
     "nfs_volume": ("NFS_VOLUME", _Value.path),
@@ -583,7 +616,7 @@ def generation_text(
     content = {
         "schema": 1,
         "server": server,
-        "recipe_url": url,
+        "recipe_url": engine_inputs.without_secret(url),
         "commit": commit,
         "recipe": made_from,
         "image": settings["IMAGE"],

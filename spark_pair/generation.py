@@ -62,17 +62,39 @@ def check(wanted: Wanted, runner: Runner = run_plainly) -> bool:
         return False
     changed = differences(wanted, runner)
     if changed:
-        shown = _foreign(wanted.path, wanted.owner, runner).diff
-        raise GenerationError("\n".join([_changed(wanted.path, changed), *_indented(shown)]))
+        found = _foreign(wanted.path, wanted.owner, runner)
+        if changed == list(found.files) and found.only_strays:
+            raise GenerationError(f"{strays(wanted.path, found)}, then run again")
+        words = _changed(wanted.path, changed)
+        raise GenerationError("\n".join([words, *(f"  {line}" for line in found.diff)]))
     return True
 
 
-def changed(path: Path, owner: str, runner: Runner = run_plainly) -> list[str]:
+def strays(path: Path, found: engine_checkout.Changes) -> str:
+    """In words that files were left in a generation, and what to do about it."""
+    return (
+        f"the generation {path} holds new files that were not declared "
+        f"({', '.join(found.strays)}): move them out of {path / RECIPE} (one that "
+        "the recipe needs belongs into a patch, engine_image_patches)"
+    )
+
+
+def changed(path: Path, owner: str, runner: Runner = run_plainly) -> engine_checkout.Changes:
     """What was changed in a generation after it was made, told from the generation alone.
 
     Its name is a hash over its files, the recipe's commit is in one of them, and the recipe's copy
     notes what it was made from. What cannot be told counts as changed.
     """
+    if words := _own_changes(path, owner, runner):
+        return engine_checkout.Changes(tuple(words))
+    try:
+        return _foreign(path, owner, runner)
+    except engine_checkout.CheckoutError as error:
+        return engine_checkout.Changes((str(error),))
+
+
+def _own_changes(path: Path, owner: str, runner: Runner) -> list[str]:
+    """What was changed in a generation's files and in the commit of its recipe."""
     texts = {name: _read(path / name) for name in (MANIFEST, LOCAL_SH, LAUNCH)}
     if unread := [f"{name} cannot be read" for name, text in texts.items() if text is None]:
         return unread
@@ -81,10 +103,7 @@ def changed(path: Path, owner: str, runner: Runner = run_plainly) -> list[str]:
         return [f"{MANIFEST}, {LOCAL_SH} or {LAUNCH}"]
     if head_commit(path / RECIPE, owner, runner) != json.loads(manifest).get("commit"):
         return [f"{RECIPE} (another commit)"]
-    try:
-        return list(_foreign(path, owner, runner).files)
-    except engine_checkout.CheckoutError as error:
-        return [str(error)]
+    return []
 
 
 def _foreign(path: Path, owner: str, runner: Runner) -> engine_checkout.Changes:
@@ -98,12 +117,8 @@ def _changed(path: Path, names: Sequence[str]) -> str:
         f"the generation {path} was changed after it was made ({', '.join(names)}): it no longer "
         "is what its name says, and is not overwritten. To keep a change of the recipe, write "
         f"'git -C {path / RECIPE} diff' to a file and declare that in engine_image_patches. When "
-        "no server uses the generation, remove it and run again"
+        f"no server uses the generation, remove it (sudo rm -r {path}) and run again"
     )
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
@@ -112,7 +127,7 @@ def make(wanted: Wanted, runner: Runner = run_plainly) -> None:
     if commit != wanted.commit:
         raise GenerationError(
             f"the recipe's checkout {wanted.checkout} stands at {commit or 'no commit'}, not at "
-            f"{wanted.commit}: remove it and run again"
+            f"{wanted.commit}: remove it (sudo rm -r {wanted.checkout}) and run again"
         )
     if changed := engine_checkout.refusal(wanted.checkout, wanted.owner, runner):
         raise GenerationError(changed)

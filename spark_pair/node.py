@@ -23,7 +23,7 @@ from .description import ROLES, Host, PairDescription, Role, Server, other
 from .errors import NodeError, SparkPairError, UnreachableError
 from .metrics import Load, load_from_dict
 from .paths import RUN, TOOL
-from .probe import ProbeResult, fetch_load, probe, result_from_dict
+from .probe import ProbeResult, fetch_load, probe, result_from_dict, without_key
 from .system import Result, run
 
 SSH_UNREACHABLE = 255
@@ -45,6 +45,9 @@ class Node(Protocol):
 
     def probe(self, server: Server) -> ProbeResult:
         """One real completion, asked on this host."""
+
+    def without_key(self, server: Server) -> str:
+        """How the server answers whoever sends no key, asked on this host; "" where it refuses."""
 
     def stop_unit(self, unit: str, timeout: float) -> None:
         """Stop a unit and wait for it; never disables anything."""
@@ -92,6 +95,9 @@ class LocalNode:
 
     def probe(self, server: Server) -> ProbeResult:
         return probe(server)
+
+    def without_key(self, server: Server) -> str:
+        return without_key(server)
 
     def stop_unit(self, unit: str, timeout: float) -> None:
         self._systemctl(["stop", "--", unit], timeout, f"{unit} did not stop")
@@ -207,6 +213,9 @@ class PeerNode:
     def probe(self, server: Server) -> ProbeResult:
         # Three tries at most, each with its own deadline on the other side.
         return result_from_dict(self._ask(["probe", server.name], 3 * server.probe.timeout + 40))
+
+    def without_key(self, server: Server) -> str:
+        return str(self._ask(["without-key", server.name], 45)["answer"])
 
     def stop_unit(self, unit: str, timeout: float) -> None:
         self._ask(["unit", "stop", unit, "--timeout", f"{timeout:g}"], timeout + 15)

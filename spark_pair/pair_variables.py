@@ -190,7 +190,31 @@ def engines_of(host: str, variables: HostVariables) -> list[engine_settings.Engi
             )
         except DescriptionError as error:
             raise DescriptionError(f"{error} (host {head})") from error
+    _one_key_a_file(head, variables, found)
     return found
+
+
+def _one_key_a_file(
+    head: str, variables: HostVariables, engines: Iterable[engine_settings.Engine]
+) -> None:
+    """Refuse two engines that would write different keys to one file, where the last one wins."""
+    keys = {
+        name: engine_settings.api_key(name, entry, values)
+        for name, entry, values in _engine_entries(head, variables)
+    }
+    first: dict[str, str] = {}
+    for engine in engines:
+        if engine.api_key_path is None:
+            continue
+        other = first.setdefault(engine.api_key_path, engine.name)
+        if keys[other] != keys[engine.name]:
+            prefix = engine_settings.PREFIX
+            raise DescriptionError(
+                f"the engines {other} and {engine.name} have different keys (their values are not "
+                f"shown) and one file for them, {engine.api_key_path}: give one of them another "
+                f"{prefix}api_key_path or {prefix}state_dir in its entry of {prefix}engines, or "
+                f"both the same key (host {head})"
+            )
 
 
 def misspelt(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ not fit it: another model's name, or a request it refuses (wrong key, unknown fi
 
 _MAX_BODY = 4 << 20
 _RETRY_SEED = 20_241_017
+_KEYLESS_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,18 @@ def _with_sample(
 
 def _ask_completion(server: Server, body: Mapping[str, Any]) -> Answer:
     return request(server, "POST", "/v1/chat/completions", server.probe.timeout, body)
+
+
+def without_key(server: Server, timeout: float = 10.0) -> str:
+    """How the server answers whoever sends no key, in words; "" where it refuses, as it must."""
+    anybody = replace(server, api=replace(server.api, key_file=None))
+    why = ""
+    for _ in range(_KEYLESS_TRIES):
+        answer = request(anybody, "GET", "/v1/models", timeout)
+        if answer.kind == "answered":
+            return "" if answer.status in (401, 403) else f"HTTP {answer.status}"
+        why = answer.why
+    return why
 
 
 def fetch_load(server: Server, timeout: float = 5.0) -> Load:

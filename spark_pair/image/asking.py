@@ -31,6 +31,14 @@ def asked(role: HostRole, images: Sequence[Wanted], settings: Settings) -> dict[
     return {
         "images": [image.name for image in images],
         "kits": kits,
+        "builds": {
+            image.name: {
+                "checkout": image.engine.checkout,
+                "command": list(image.engine.build_command),
+            }
+            for image in images
+            if image.engine.image_built and role == "head"
+        },
         "prune": list(settings.prune_images),
         "scratch": archives(settings.homes[role]),
     }

@@ -22,6 +22,7 @@ from ..jobs.inside import Reporter
 from ..jobs.shapes import JobFailedError
 from ..system import Runner, run_plainly
 from . import kit as kits
+from . import stage_word
 from .identity import ImageError, inspect
 from .order import BuildOrder
 from .program import run
@@ -54,11 +55,14 @@ def build(
     wanted = _wanted(order)
     found = inspect(order.image, runner)
     words, built = f"{order.image} is there already", found is None
+    left = ""
     if found is None:
         if local_sh is None:
             raise DescriptionError("the build was given no settings: it is the program of a job")
+        if wrong := stage_word.problem(order.checkout, order.command):
+            raise JobFailedError(f"{wrong}. Nothing was run", {})
         _check_room(order, runner)
-        _build(order, reporter, local_sh, runner)
+        left = _build(order, reporter, local_sh, runner)
         found = inspect(order.image, runner)
         words = f"{order.image} is built"
         if found is None:
@@ -73,7 +77,7 @@ def build(
         if wrong := kits.problem(order.image, wanted, inside, read):
             _refuse(order, f"{words}, but it {wrong}", runner, ours=built)
     told = {"image": found.name, "identity": found.identity, "size": found.size}
-    return f"{words} ({job_words.size(found.size)})", told
+    return f"{words} ({job_words.size(found.size)}){left and f', but {left}'}", told
 
 
 def _refuse(order: BuildOrder, words: str, runner: Runner, *, ours: bool) -> NoReturn:
@@ -126,7 +130,8 @@ def _check_room(order: BuildOrder, runner: Runner) -> None:
         )
 
 
-def _build(order: BuildOrder, reporter: Reporter, local_sh: str, runner: Runner) -> None:
+def _build(order: BuildOrder, reporter: Reporter, local_sh: str, runner: Runner) -> str:
+    """Run the command; what it left that cannot be removed, in words, or ""."""
     log = log_of(order)
     log.parent.mkdir(parents=True, exist_ok=True)
     _clear(order.scratch)
@@ -151,11 +156,17 @@ def _build(order: BuildOrder, reporter: Reporter, local_sh: str, runner: Runner)
                 log=stream,
             )
     finally:
-        _clear(order.scratch)
+        # Files of root's are no reason to throw a good image away, nor to hide why one is not made.
+        left = ""
+        try:
+            _clear(order.scratch)
+        except ImageError as error:
+            left = str(error)
     if not ended.ok:
         raise JobFailedError(
             f"{' '.join(order.command)} failed: {ended.words()}; its log is {log}", {}
         )
+    return left
 
 
 def _write_settings(path: Path, text: str) -> None:
@@ -208,4 +219,6 @@ def _clear(folder: Path) -> None:
             Path(inner).chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
-        raise ImageError(f"{folder} of an earlier build cannot be removed: remove it by hand")
+        raise ImageError(
+            f"the copy in which a build worked cannot be removed: 'sudo rm -r {folder}' does it"
+        )

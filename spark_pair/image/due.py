@@ -97,10 +97,32 @@ def wanted(engines: Iterable[Engine]) -> tuple[Wanted, ...]:
     return tuple(found.values())
 
 
+def needed(images: Sequence[Wanted], servers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Images that are never removed, each with why; `servers` are those of the description.
+
+    One that does not run and has no container is the way back all the same.
+    """
+    found = {image.name: f"{', '.join(image.servers)} is to run it" for image in images}
+    for name, server in servers.items():
+        for image in server.get("images", ()):
+            found.setdefault(image, f"it is an image of {name}")
+    return found
+
+
 def plan(
-    images: Sequence[Wanted], seens: Seens, names: Names, prune: Sequence[str], *, check: bool
+    images: Sequence[Wanted],
+    seens: Seens,
+    names: Names,
+    prune: Sequence[str],
+    *,
+    needed: Mapping[str, str],
+    check: bool,
 ) -> Plan:
-    """What a run has to do. A `check` of a machine without Docker goes on as if it were empty."""
+    """What a run has to do.
+
+    A `check` of a machine without Docker goes on as if it were empty, and one before the first run
+    without a list of the kit, which the run itself would bring.
+    """
     problems = [
         f"{names[role]} cannot be asked about images: {seen['docker']}"
         for role, seen in seens.items()
@@ -111,15 +133,15 @@ def plan(
     steps: list[Step] = []
     words: list[str] = []
     for image in images:
-        found = _of_image(image, seens, names, bare=not seens["head"]["installed"])
+        found = _of_image(image, seens, names, bare=not seens["head"]["installed"], check=check)
         steps += found.steps
         problems += found.problems
         words += found.words
-    gone, refused = _pruned(images, seens, names, prune)
+    gone, refused = _pruned(needed, seens, names, prune)
     return Plan(tuple(steps), (*problems, *refused), gone, tuple(words))
 
 
-def _of_image(image: Wanted, seens: Seens, names: Names, *, bare: bool) -> Plan:
+def _of_image(image: Wanted, seens: Seens, names: Names, *, bare: bool, check: bool) -> Plan:
     here, there = (seens[role]["images"].get(image.name) for role in ("head", "worker"))
     head, worker = names["head"], names["worker"]
     if here is None:
@@ -131,14 +153,19 @@ def _of_image(image: Wanted, seens: Seens, names: Names, *, bare: bool) -> Plan:
                     f"{_VARIABLE} empty to have one built from the recipe",
                 )
             )
+        if wrong := seens["head"]["builds"].get(image.name):
+            return Plan(problems=(f"the image {image.name} is not built: {wrong}",))
         build = Step("build", "head", image.name, f"build {image.name}")
         ship = Step("ship", "worker", image.name, f"send {image.name}")
         return Plan((build, ship) if image.engine.image_built else (ship,))
-    if here["kit"]:
+    unseen: tuple[str, ...] = ()
+    if check and here["unlisted"]:
+        unseen = (f"whether {image.name} holds the kit is seen when its checkout is made",)
+    elif here["kit"]:
         return Plan(problems=(_without_kit(image, here["kit"], head),))
     if there is not None and there["identity"] == here["identity"]:
         same = f"{image.name} is the same on both machines ({here['identity'][:12]})"
-        return Plan(words=(same,))
+        return Plan(words=(*unseen, same))
     if "@" in image.name:
         return Plan(
             problems=(
@@ -148,7 +175,8 @@ def _of_image(image: Wanted, seens: Seens, names: Names, *, bare: bool) -> Plan:
         )
     why = f"{worker} has none" if there is None else f"that of {worker} has other content"
     words = f"send {image.name} ({why})"
-    return Plan((Step("ship", "worker", image.name, words, here["identity"]),))
+    ship = Step("ship", "worker", image.name, words, here["identity"])
+    return Plan((ship,), words=unseen)
 
 
 def _without_kit(image: Wanted, wrong: str, head: str) -> str:
@@ -162,17 +190,17 @@ def _without_kit(image: Wanted, wrong: str, head: str) -> str:
 
 
 def _pruned(
-    images: Sequence[Wanted], seens: Seens, names: Names, prune: Sequence[str]
+    needed: Mapping[str, str], seens: Seens, names: Names, prune: Sequence[str]
 ) -> tuple[dict[HostRole, tuple[str, ...]], list[str]]:
     """What is removed where, and why some of it must not be."""
-    needed = {image.name: f"{', '.join(image.servers)} is to run it" for image in images}
+    why = dict(needed)
     for seen in seens.values():
         for name, who in seen["named"].items():
-            needed.setdefault(name, f"it is the image of {who}")
+            why.setdefault(name, f"it is the image of {who}")
     problems, gone = [], {}
     for name in prune:
-        if name in needed:
-            problems.append(f"engine_image_prune names {name}, but {needed[name]}")
+        if name in why:
+            problems.append(f"engine_image_prune names {name}, but {why[name]}")
     for role, seen in seens.items():
         there = [name for name in prune if seen["prune"].get(name, {}).get("there")]
         for name in there:

@@ -5,6 +5,7 @@ A look is asked with
   images       names of the images that engines run
   kits         {image: {"files": folder of the prepared kit on this host, "in_image",
                "manifest_sha256", "count"}} of those that must hold one; only where the kit lies
+  builds       {image: {"checkout", "command"}} of those that may be built here
   prune        names that the operator wants to be removed
   scratch      folder in which archives of images lie for a while
 
@@ -12,7 +13,9 @@ and answers with plain data:
 
   docker       why Docker cannot be asked; "" when it can
   installed    whether there is a Docker at all
-  images       {name: {"identity", "size", "kit"} or null}; kit: what is wrong with it in words, ""
+  images       {name: {"identity", "size", "kit", "unlisted"} or null}; kit: what is wrong with it,
+               in words, or ""; unlisted: whether there is no list here to compare it with
+  builds       {name: why its command must not be run, in words; "" when it may}
   prune        {name: {"there", "containers": names of those that use it}}
   named        {image: words} of images that generations on this host start with
   scratch      bytes of archives that lie there
@@ -27,10 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import jsonfile, paths
+from ..engine_kit import MANIFEST
 from ..errors import DescriptionError
 from ..generation import LOCAL_SH
 from ..system import Runner, run_plainly
 from . import kit as kits
+from . import stage_word
 from .identity import ImageError, inspect
 
 Seen = dict[str, Any]
@@ -54,6 +59,10 @@ def look(
         "docker": "",
         "installed": True,
         "images": {},
+        "builds": {
+            name: stage_word.problem(Path(one["checkout"]), one["command"])
+            for name, one in asked.get("builds", {}).items()
+        },
         "prune": {},
         "named": named(current, state),
         "scratch": _bytes_below(Path(asked["scratch"])) if asked.get("scratch") else 0,
@@ -77,14 +86,20 @@ def _image(
     found = inspect(name, runner)
     if found is None:
         return None
-    wrong = ""
+    wrong, unlisted = "", False
     if kit:
+        unlisted = not (Path(kit["files"]) / MANIFEST).exists()
         try:
             wanted = kits.wanted_files(Path(kit["files"]), kit)
             wrong = kits.problem(name, wanted, kit["in_image"], read)
         except DescriptionError as error:
             wrong = f"cannot be compared with the declared kit: {error}"
-    return {"identity": found.identity, "size": found.size, "kit": wrong}
+    return {
+        "identity": found.identity,
+        "size": found.size,
+        "kit": wrong,
+        "unlisted": unlisted,
+    }
 
 
 def use(name: str, runner: Runner) -> Seen:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import re
+import select
 import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,6 +23,7 @@ from .identity import ImageError
 _POLL_SECONDS = 0.2
 _KILL_SECONDS = 10.0
 _TAIL_LINES = 40
+_READ_BYTES = 1 << 16
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
 
 
@@ -63,17 +67,15 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
     except OSError as error:
         raise ImageError(f"{argv[0]} cannot be run: {error.strerror}") from error
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    over = threading.Event()
 
     def read() -> None:
-        # Text mode reads "\r" as the end of a line too, which is what a progress bar ends with.
-        for raw in process.stdout or ():
+        for raw in _lines(process, over):
             if log is not None:
                 log.write(raw)
                 log.flush()
@@ -90,17 +92,40 @@ def run(
                 watch()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
+            # Something of its own that it left behind may hold the pipe.
+            reader.join(_KILL_SECONDS)
         except BaseException:
             _end(process)
             raise
-        # Something of its own that it left behind may hold the pipe.
-        reader.join(_KILL_SECONDS)
-        _signal(process, signal.SIGKILL)
-        reader.join()
+        finally:
+            _signal(process, signal.SIGKILL)
+            # What went into a session of its own holds it still, and is not waited for.
+            over.set()
+            reader.join()
     return Ended(process.returncode, tuple(tail))
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _lines(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[str]:
+    """What a program says, line by line, until nobody is left to say more or it is `over`."""
+    if process.stdout is None:
+        return
+    # "\r" ends a line too: it is what a progress bar ends with.
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8")("replace"), translate=True
+    )
+    pipe, rest, data = process.stdout.fileno(), "", b"-"
+    while data and not over.is_set():
+        if not select.select([pipe], [], [], _POLL_SECONDS)[0]:
+            continue
+        data = os.read(pipe, _READ_BYTES)
+        *whole, rest = (rest + decoder.decode(data, final=not data)).split("\n")
+        for one in whole:
+            yield f"{one}\n"
+    if rest:
+        yield rest
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     """All that it has started ends too, or it would go on for nobody."""
     _signal(process, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,6 +133,6 @@ def _end(process: subprocess.Popen[str]) -> None:
     _signal(process, signal.SIGKILL)
 
 
-def _signal(process: subprocess.Popen[str], number: int) -> None:
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

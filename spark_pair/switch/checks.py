@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..description import NONE, ROLES, Command, Role, Server
+from ..description import NONE, ROLES, Command, Generation, Role, Server
 from ..engine_planned import masked
 from ..hostview import View
 from ..verdict import State
@@ -86,10 +86,18 @@ class Checks:
                 )
         if wrong := self.bench.world.key_problem(target):
             yield wrong
-        if target.generation and (wrong := self.bench.world.generation_problem(target.generation)):
+        if target.generation and (wrong := self._generation_problem(target, target.generation)):
             yield wrong
         elif target.commands.dry_run:
             yield from self._dry_run_problems(target, target.commands.dry_run)
+
+    def _generation_problem(self, target: Server, made: Generation) -> str | None:
+        """A file that somebody left there must not keep a server down that ran beside it."""
+        wrong = self.bench.world.generation_problem(made)
+        if wrong and self._brings_back(target) and self.bench.world.only_strays(made):
+            self.bench.note(wrong)
+            return None
+        return wrong
 
     def _image_problems(self, target: Server) -> Iterable[str]:
         """Two ranks of different images would not speak the same, or not to the end."""

@@ -281,8 +281,32 @@ class Hands:
             self.bench.note(
                 f"{server.name}: its metrics cannot be read; a drain will have to time out"
             )
+        self._prove_the_key(server, strict=strict)
         self.bench.say(said)
         self.bench.remember_serving(server)
+
+    def _prove_the_key(self, server: Server, *, strict: bool) -> None:
+        """Whoever has no key is refused: an engine that found no keys would serve everybody."""
+        if server.api.key_file is None:
+            return
+        try:
+            answer = self.bench.world.nodes[server.api.host].without_key(server)
+        except SparkPairError as error:
+            if strict:
+                raise
+            answer = str(error)
+        if not answer:
+            return
+        words = (
+            f"{server.name} does not refuse a request for /v1/models without its API key "
+            f"({answer}), so its port may be open to everybody although a key is declared"
+        )
+        if strict:
+            raise StepError(
+                f"{words}: find out where the recipe takes its keys from, and set "
+                "tensorfold_service_api_key_path to it"
+            )
+        self.bench.note(words)
 
     def _prove(self, server: Server, *, strict: bool) -> str:
         """One real completion, or, under load, work that is being finished meanwhile."""

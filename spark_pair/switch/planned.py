@@ -51,7 +51,10 @@ class Planned:
             yield self._unknown(server, found, declared, output)
             return
         if found.unknown:
-            self.bench.note(f"the dry run of {server.name} was accepted without being understood")
+            self.bench.note(
+                f"the dry run of {server.name} was accepted without being understood "
+                f"({self._reasons(found, declared)})"
+            )
         if plan is not None:
             self.bench.job.plan = {
                 str(number): engine_planned.without_secrets(rank, declared).as_dict()
@@ -107,12 +110,14 @@ class Planned:
     def _unknown(self, server: Server, found: Judgement, declared: Declared, output: str) -> str:
         for line in self._shown(output, declared).splitlines()[:_MOST_LINES]:
             self.bench.say(f"dry run of {server.name} said: {line[:_LONGEST_LINE]}")
-        reasons = "; ".join(self._shown(words, declared) for words in found.unknown)
         return (
-            f"the dry run of {server.name} is not understood ({reasons}), so nobody knows what it "
-            f"would start. Its output is shown above; if it is right, set {_VARIABLE}: "
-            f"{digest(output)} and run --tags service"
+            f"the dry run of {server.name} is not understood ({self._reasons(found, declared)}), "
+            "so nobody knows whether it would start what is declared. Its output is shown above; "
+            f"if it is right, set {_VARIABLE}: {digest(output)} and run --tags service"
         )
+
+    def _reasons(self, found: Judgement, declared: Declared) -> str:
+        return "; ".join(self._shown(words, declared) for words in found.unknown)
 
     @staticmethod
     def _shown(text: str, declared: Declared) -> str:
@@ -179,6 +184,8 @@ class Planned:
             number: engine_planned.given(rank, of_images[number]) for number, rank in ranks.items()
         }
         found = engine_planned.judge(DryRun(given, None), self._expected(server, declared))
+        for words in found.unknown:
+            self.bench.say(f"{server.name} runs, and {self._shown(words, declared)}")
         return found.different
 
     @staticmethod

@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,30 @@ class RealWorld:
         if not os.access(launch, os.X_OK):
             return f"{launch} is missing on {host.name}: prepare it first with --tags service"
         changed = generations.changed(Path(generation.path), host.user)
+        if changed.only_strays:
+            return f"{host.name}: {generations.strays(Path(generation.path), changed)}"
         if changed:
             return (
                 f"{generation.path} on {host.name} was changed after it was made "
-                f"({', '.join(changed)}): it no longer is what its name says"
+                f"({', '.join(changed.files)}): it no longer is what its name says"
             )
         return None
 
+    def only_strays(self, generation: Generation) -> bool:
+        host = self.description.hosts["head"]
+        return generations.changed(Path(generation.path), host.user).only_strays
+
     def declared(self, generation: Generation) -> Declared | None:
         folder = Path(generation.path)
-        return Declared.read(
-            jsonfile.read(folder / generations.MANIFEST), generations.local_sh(folder)
-        )
+        manifest: Any = jsonfile.read(folder / generations.MANIFEST)
+        found = Declared.read(manifest, generations.local_sh(folder))
+        if found is None or not isinstance(manifest.get("server"), str):
+            return found
+        # The recipe may hand the key on in words of its own, and it is in none of the settings.
+        with suppress(OSError, UnicodeError):
+            key = read_key(paths.key_file(manifest["server"]))
+            return found.hiding("tensorfold_service_api_key", key)
+        return found
 
     def kit_problem(self, generation: Generation) -> str | None:
         # The tool is called again and again during a switch, and only this looks into an image.

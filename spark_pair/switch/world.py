@@ -43,6 +43,9 @@ class World(Protocol):
     def generation_problem(self, generation: Generation) -> str | None:
         """Why a prepared generation cannot be used, or None."""
 
+    def only_strays(self, generation: Generation) -> bool:
+        """Whether a generation has a problem only with new files that somebody left in it."""
+
     def kit_problem(self, generation: Generation) -> str | None:
         """What the generation's image on the head lacks of the declared kit, or None."""
 

@@ -9,7 +9,7 @@ told counts as running.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..description import PairDescription, Role
@@ -69,9 +69,12 @@ def container(step: Mapping[str, Any], settings: Settings) -> Container | None:
     return None
 
 
-def limits(kind: str, settings: Settings) -> tuple[str, Limits]:
-    """What a step of that kind may take beside a server, with the name of the setting."""
-    if kind == "download":
+def limits(step: Mapping[str, Any], settings: Settings) -> tuple[str, Limits]:
+    """What a step of the plan may take beside a server, with the name of the setting."""
+    if step["id"] == BUILD:
+        variable = "hf_transfer_while_serving and engine_image_build_memory_gib"
+        return variable, replace(settings.transfer.limits, memory_max=settings.build_memory_bytes)
+    if step["kind"] == "download":
         return "hf_download_while_serving", settings.limits
     return "hf_transfer_while_serving", settings.transfer.limits
 

@@ -139,6 +139,8 @@ class FakeServer:
     claims_only: bool = False
     """The start says that all went well and starts nothing."""
     stops: bool = True
+    without_key: str = ""
+    """How it answers whoever sends no key; "" is a refusal."""
     probes: int = 0
 
 
@@ -166,6 +168,8 @@ class FakePair:
         self.contents: dict[Role, str] = {"head": "1" * 64, "worker": "1" * 64}
         """What every image consists of."""
         self.without_kit = ""
+        self.changed_generation = ""
+        self.strays = ""
         """What the head's image lacks, in a sentence."""
         self.doubts: dict[Role, list[str]] = {"head": [], "worker": []}
         """What is wrong with the weights of each host."""
@@ -183,6 +187,8 @@ class FakePair:
         """How each machine's rank was made, once it runs."""
         self.kinds: dict[str, str] = {}
         """Kinds of file systems by folder; all others are ext4."""
+        self.keyless: list[str] = []
+        """Servers that were asked without their key."""
         self.restart_count = 0
         self.on_sleep: Callable[[FakePair], None] | None = None
         self.nodes: Mapping[Role, Any] = {role: FakeNode(self, role) for role in self.boots}
@@ -304,7 +310,10 @@ class FakePair:
         self.links[generation.current.rpartition("/")[2]] = generation.hash
 
     def generation_problem(self, generation: Generation) -> str | None:
-        return None
+        return self.changed_generation or self.strays or None
+
+    def only_strays(self, generation: Generation) -> bool:
+        return bool(self.strays) and not self.changed_generation
 
     def kit_problem(self, generation: Generation) -> str | None:
         return self.without_kit or None
@@ -411,6 +420,11 @@ class FakeNode:
         if result.kind == "timeout":
             self.pair.sleep(server.probe.timeout)
         return result
+
+    def without_key(self, server: Server) -> str:
+        self._here()
+        self.pair.keyless.append(server.name)
+        return self.pair.servers[server.name].without_key
 
     def stop_unit(self, unit: str, timeout: float) -> None:
         self._here()

@@ -45,6 +45,7 @@ def environment(**changes: str | None) -> dict[str, str]:
         "TF_DS_REASONING_EFFORT": "high",
         "TF_DS_HC_SIDE": "1",
         "TF_DS_RANK_CACHE": "/hf/cut",
+        "TF_DS_ENGRAM": "/hf/engram",
     }
     return {name: value for name, value in (made | changes).items() if value is not None}
 

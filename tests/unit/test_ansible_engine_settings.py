@@ -62,6 +62,13 @@ def test_the_engram_tables_follow_the_cache_that_was_chosen() -> None:
     assert settings["WORKER_ENGRAM_DIR"].startswith("/data/hf/hub/models--deepseek-ai--")
 
 
+@pytest.mark.parametrize("path", ["/data//hf", "/data/./hf", "//data/hf/", "/data/hf"])
+def test_a_path_is_written_as_docker_will_say_it(path: str) -> None:
+    settings = engine(nfs_volume=path, state_dir=path).settings
+    assert (settings["NFS_VOLUME"], settings["STATE_DIR"]) == ("/data/hf", "/data/hf")
+    assert settings["WORKER_ENGRAM_DIR"].startswith("/data/hf/hub/")
+
+
 def test_a_generation_says_what_it_declares_and_no_secret() -> None:
     made = engine(
         round_rows=16,
@@ -74,6 +81,12 @@ def test_a_generation_says_what_it_declares_and_no_secret() -> None:
     assert told["secret_settings"] == ["HF_TOKEN"]
     assert "hf_abc" not in made.generation_json
     assert "HF_TOKEN=hf_abc" in made.local_sh
+
+
+def test_a_generation_names_its_repository_without_a_password() -> None:
+    made = engine(recipe_url="https://me:hunter2@example.org/recipe.git")
+    assert json.loads(made.generation_json)["recipe_url"] == "https://example.org/recipe.git"
+    assert made.recipe_url == "https://me:hunter2@example.org/recipe.git"
 
 
 def test_what_is_accepted_is_no_matter_of_the_generation() -> None:
@@ -127,6 +140,8 @@ def test_an_entry_overrides_the_variables_by_suffix() -> None:
         ("worker", "198.51.100.12", "user@address"),
         ("image", "two words", "an image reference"),
         ("served_name", "", "the model name"),
+        ("served_name", "DeepSeek V4.1", "without blanks"),
+        ("served_name", "DeepSeek ", "without blanks"),
         ("max_tokens", 300_000, "no more than the context"),
         ("recipe_url", "-u", "repository"),
         ("recipe_commit", "27741e1", "40 characters"),
@@ -138,6 +153,21 @@ def test_a_wrong_value_is_refused_by_name(suffix: str, value: Any, said: str) ->
     named = "reasoning_effort" if value == "max" else suffix
     assert message.startswith(f"tensorfold_service_{named} is ")
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "reason"),
+    [
+        ("parallel", 9, "more lanes"),
+        ("round_rows", 49, "kernels"),
+        ("context", 1, "one request takes 2048"),
+        ("graphs", 2, "slower, without"),
+        ("thinking", "high", "reasoning_effort"),
+        ("ablit", "on", "the overlay"),
+    ],
+)
+def test_a_refusal_gives_its_reason(suffix: str, value: Any, reason: str) -> None:
+    assert reason in refused(**{suffix: value}).partition(", but must be ")[2]
 
 
 KIT = {"path": "/kits/wide", "manifest_sha256": "5" * 64}

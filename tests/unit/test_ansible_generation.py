@@ -65,8 +65,9 @@ def test_a_generation_is_made_once_and_then_found(wanted: generation.Wanted) -> 
 def test_a_changed_generation_is_refused_not_repaired(wanted: generation.Wanted) -> None:
     generation.make(wanted, without_runuser)
     (wanted.path / generation.LOCAL_SH).write_text("PORT=1\n")
-    with pytest.raises(generation.GenerationError, match=r"recipe/scripts/local\.sh"):
+    with pytest.raises(generation.GenerationError, match=r"recipe/scripts/local\.sh") as failed:
         generation.check(wanted, without_runuser)
+    assert f"(sudo rm -r {wanted.path})" in str(failed.value)
     assert (wanted.path / generation.LOCAL_SH).read_text() == "PORT=1\n"
 
 
@@ -77,7 +78,7 @@ def test_another_commit_in_the_generation_is_seen(wanted: generation.Wanted) -> 
 
 
 def test_a_checkout_at_another_commit_is_refused(wanted: generation.Wanted) -> None:
-    with pytest.raises(generation.GenerationError, match="not at ffff"):
+    with pytest.raises(generation.GenerationError, match=f"sudo rm -r {wanted.checkout}"):
         generation.make(replace(wanted, commit="f" * 40), without_runuser)
     assert not wanted.path.exists()
 
@@ -108,7 +109,7 @@ def made(tmp_path: Path, wanted: generation.Wanted) -> generation.Wanted:
 
 
 def test_a_generation_tells_by_itself_that_it_is_as_it_was_made(made: generation.Wanted) -> None:
-    assert generation.changed(made.path, OWNER, without_runuser) == []
+    assert not generation.changed(made.path, OWNER, without_runuser)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +126,27 @@ def test_a_foreign_edit_in_a_generation_is_found_both_ways(
     made: generation.Wanted, name: str, words: str
 ) -> None:
     (made.path / name).write_text("#!/bin/sh\nmine\n")
-    assert generation.changed(made.path, OWNER, without_runuser) == [words]
-    with pytest.raises(generation.GenerationError, match="was changed after it was made"):
+    found = generation.changed(made.path, OWNER, without_runuser)
+    assert found.files == (words,) and found.only_strays == (name == "recipe/mine")
+    words = "move them out of .*/recipe" if found.only_strays else "was changed after it was made"
+    with pytest.raises(generation.GenerationError, match=words):
         generation.check(made, without_runuser)
     assert (made.path / name).read_text() == "#!/bin/sh\nmine\n"
 
 
 def test_a_generation_whose_note_is_broken_counts_as_changed(made: generation.Wanted) -> None:
     (made.path / "recipe" / engine_checkout.RECORD).write_text("{")
-    (words,) = generation.changed(made.path, OWNER, without_runuser)
-    assert "cannot be read" in words
+    found = generation.changed(made.path, OWNER, without_runuser)
+    assert "cannot be read" in found.words and not found.only_strays
+
+
+def test_a_stray_file_beside_a_change_excuses_nothing(made: generation.Wanted) -> None:
+    (made.path / "recipe/mine").write_text("mine\n")
+    (made.path / "recipe/start.sh").write_text("mine\n")
+    found = generation.changed(made.path, OWNER, without_runuser)
+    assert found.strays == ("mine",) and not found.only_strays
+    with pytest.raises(generation.GenerationError, match=r"start\.sh \(changed\), mine \(new\)"):
+        generation.check(made, without_runuser)
 
 
 def test_a_changed_checkout_makes_no_generation(wanted: generation.Wanted) -> None:

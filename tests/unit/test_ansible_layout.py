@@ -84,6 +84,15 @@ def test_every_stage_has_its_own_tag_and_the_last_are_asked_for_only() -> None:
     assert sorted(imported) == [path.name for path in PLAYBOOKS]
 
 
+def test_the_engines_key_is_changed_after_everything_that_can_fail() -> None:
+    # A running engine takes it at once, while whoever asks it still has the old one.
+    names = [task["name"] for task in load(ROOT / "roles/tensorfold_service/tasks/main.yml")]
+    assert names[-1] == "Write the key that the API asks for"
+    assert "spark_pair_secret_file" not in (
+        (ROOT / "roles/tensorfold_service/tasks/engine.yml").read_text()
+    )
+
+
 def test_one_pairs_failure_stays_its_own() -> None:
     forbidden = {"any_errors_fatal", "serial", "run_once", "max_fail_percentage", "force_handlers"}
     for path in task_files():

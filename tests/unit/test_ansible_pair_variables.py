@@ -141,6 +141,38 @@ def locked(**changes: Any) -> dict[str, dict[str, Any]]:
     return hostvars(**(asks | changes))
 
 
+@pytest.mark.parametrize(
+    ("own", "together"),
+    [
+        ({"api_key": "another-key-of-32-letters-000000"}, False),
+        ({"api_key": KEY}, True),
+        ({"api_open": True}, True),
+        ({"api_key": "another-key-of-32-letters-000000", "state_dir": "/srv/state"}, True),
+        ({"api_key": "another-key-of-32-letters-000000", "api_key_path": "/srv/key"}, True),
+    ],
+    ids=str,
+)
+def test_two_engines_never_write_different_keys_to_one_file(
+    own: dict[str, Any], together: bool
+) -> None:
+    variables = locked()
+    for host in variables.values():
+        engines = host["tensorfold_service_engines"]
+        host["tensorfold_service_engines"] = {
+            **engines,
+            "candidate": {"unit": "candidate.service", **own},
+        }
+    if together:
+        assert len(pair_variables.engines_of("spark-a", variables)) == 2
+        return
+    with pytest.raises(DescriptionError) as caught:
+        pair_variables.engines_of("spark-a", variables)
+    said = str(caught.value)
+    assert "deepseek and candidate" in said and "state/api-key" in said
+    assert "tensorfold_service_api_key_path" in said and "state_dir" in said
+    assert KEY not in said and "another-key" not in said
+
+
 def test_an_api_key_is_a_file_in_the_description_never_the_key() -> None:
     variables = locked(model_server_api_keys={"hikari": "another-one"})
     for host in ("spark-a", "spark-b"):

@@ -573,6 +573,9 @@ class Local:
     def filesystems(self, paths: Sequence[str]) -> dict[str, str | None]:
         return dict.fromkeys(paths, "ext4")
 
+    def without_key(self, server: Any) -> str:
+        return "HTTP 200"
+
     def weight_problems(self, server: Any) -> list[str]:
         return [f"{server.name} has none"]
 
@@ -592,6 +595,10 @@ class TestNode:
     def test_weights(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "weights", "deepseek"]) == 0
         assert json.loads(capsys.readouterr().out) == {"problems": ["deepseek has none"]}
+
+    def test_without_a_key(self, local: type[Local], capsys: Capture) -> None:
+        assert cli.main(["node", "without-key", "deepseek"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"answer": "HTTP 200"}
 
     def test_a_rank(self, local: type[Local], capsys: Capture) -> None:
         assert cli.main(["node", "rank", "deepseek"]) == 0
@@ -629,7 +636,9 @@ class TestNode:
         assert "database is no rank" in capsys.readouterr().err
         assert local.acts == []
 
-    @pytest.mark.parametrize("verb", ["load", "probe", "images", "weights", "context", "rank"])
+    @pytest.mark.parametrize(
+        "verb", ["load", "probe", "without-key", "images", "weights", "context", "rank"]
+    )
     def test_unknown_servers_are_refused(self, host: Host, capsys: Capture, verb: str) -> None:
         assert cli.main(["node", verb, "hikary"]) == 2
         assert "no model server named 'hikary'" in capsys.readouterr().err

@@ -80,6 +80,7 @@ def test_the_page_of_the_engine_lists_every_variable_as_it_is_now() -> None:
     rows = module.rows()
     asked = {engine_settings.variable_of(key) for key in engine_settings.ENTRY_KEYS}
     assert asked - {"tensorfold_service_unit", "tensorfold_service_link"} <= set(rows)
+    assert "engine_image_entry" not in rows, "a role passes it to another; nobody sets it"
 
 
 def test_every_variable_of_the_engine_has_its_reason() -> None:

@@ -117,6 +117,63 @@ def test_the_lines_name_everything_that_must_be_declared(checkout: Path) -> None
         assert words in said
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".env.local",
+        "scripts/.env",
+        "scripts/local.sh.bak",
+        "scripts/local.sh~",
+        "HF_TOKEN",
+        "my-token.txt",
+        "client_secret.json",
+        "secrets.yml",
+        "secrets/hub",
+    ],
+)
+def test_what_may_hold_a_secret_is_left_out_and_named(checkout: Path, name: str) -> None:
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).write_text("HF_TOKEN=hf_abc\n")
+    (checkout / "mine.py").write_text("x\n")
+    one = found(checkout)
+    assert one.files == one.taken_in == ("mine.py",) and b"hf_abc" not in one.patch
+    assert one.left_out == (f"{name} (may hold a token)",)
+    said = "\n".join(engine_adopt.lines(one.as_dict(), "/x/adopted.patch", "/x/list"))
+    assert f"# Left out: {name} (may hold a token)." in said
+    assert "git does not know them: mine.py." in said
+
+
+def test_the_patch_is_for_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "patches").mkdir()
+    (tmp_path / "patches/.adopted.patch.new").write_text("left by a run that was killed")
+    engine_adopt.keep(tmp_path / "patches/adopted.patch", b"x\n")
+    (one,) = (tmp_path / "patches").iterdir()
+    assert (one.name, one.read_bytes()) == ("adopted.patch", b"x\n")
+    assert one.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["scripts/local.sh.example", ".env.example", "tokenizer.py"])
+def test_an_example_of_settings_is_taken_in(checkout: Path, name: str) -> None:
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).write_text("HF_TOKEN=\n")
+    assert found(checkout).taken_in == (name,)
+
+
+def test_a_file_that_git_knows_stays_in_the_patch(checkout: Path) -> None:
+    commit(checkout, {"tokenizer.py": "x\n"})
+    (checkout / "tokenizer.py").write_text("y\n")
+    one = found(checkout)
+    assert one.files == ("tokenizer.py",) and one.left_out == one.taken_in == ()
+
+
+def test_a_repository_inside_is_left_out_and_named(checkout: Path) -> None:
+    commit(checkout / "nested", {"a.txt": "x\n"})
+    (checkout / "mine.py").write_text("x\n")
+    one = found(checkout)
+    assert one.files == ("mine.py",)
+    assert one.left_out == ("nested/ (a repository of its own)",)
+
+
 def test_a_link_is_ours_and_nothing_is_nothing(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(checkout)
     assert engine_adopt.look(tmp_path / "link", runner) is None

@@ -126,6 +126,12 @@ def test_an_unknown_commit_names_the_variables_but_no_password(wanted: Wanted) -
     assert leaves(wanted) == []
 
 
+def test_a_password_of_the_repository_is_not_left_in_the_checkout(wanted: Wanted) -> None:
+    make(replace(wanted, url=f"file://me:hunter2@localhost{wanted.url}"))
+    config = (wanted.path / ".git/config").read_text()
+    assert "hunter2" not in config and "file://localhost/" in config
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -145,7 +151,9 @@ def test_a_foreign_edit_is_shown_and_kept(wanted: Wanted, name: str, text: str, 
         engine_checkout.check(wanted, without_runuser)
     said = str(failed.value)
     assert words in said and "git -C" in said and "engine_image_patches" in said
+    assert f"(sudo mv {wanted.path} {wanted.path}.aside)" in said
     assert (wanted.path / name).read_text() == text
+    assert ("move them out of" in said) == (name == "notes")
     if "(changed)" in words:
         assert "  -" in said and "diff --git" in said
 

@@ -101,6 +101,8 @@ class TestParse:
                 {},
                 (Mount("/b", "/a", read_only=True),),
             ),
+            ("-v /a//b/./c/:/y/.//z/", {}, (Mount("/y/z", "/a/b/c"),)),
+            ("-v //a:/y -v /:/z", {}, (Mount("/y", "/a"), Mount("/z", "/"))),
             ("-v $HOME/x:/y:ro,z", {}, (Mount("/y", "/home/one/x", read_only=True),)),
             ("--net=host --ipc host --rm", {}, ()),
         ],
@@ -172,3 +174,22 @@ class TestParse:
 
 def test_an_output_is_named_by_its_sha256() -> None:
     assert digest("x\n") == "73cb3858a687a8494ca3323053016282f3dad39d42cf62ca4e79dda2aac7d9ac"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[start.sh] DRY_RUN=1: printing the docker commands; nothing is stopped\n",
+        "[start.sh] DRY_RUN: ds is running; a real start would stop it first (./stop.sh)\n",
+        "DRY_RUN: port 8888 is in use now\n",
+    ],
+)
+def test_what_is_of_the_moment_is_not_in_the_name(line: str) -> None:
+    link, *commands = dry_run().splitlines(keepends=True)
+    assert digest("".join([line, link, *commands])) == digest("".join([link, line, *commands]))
+    assert digest(line + dry_run()) == digest(dry_run())
+
+
+@pytest.mark.parametrize("line", ["  -e 'X=DRY_RUN: 1'\n", "[dry-run] DRY_RUN: x\n", "other\n"])
+def test_and_everything_else_is(line: str) -> None:
+    assert digest(dry_run() + line) != digest(dry_run())

@@ -97,3 +97,13 @@ def test_a_kit_with_one_bad_file_is_refused_before_it_is_packed(tmp_path: Path, 
     Path(kit.source).rename(tmp_path / "elsewhere")
     with pytest.raises(DescriptionError, match="nothing of that name"):
         prepare(tmp_path, kit=kit)
+
+
+def test_words_show_no_password_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "https://me:hunter2@example.org/recipe.git"
+    monkeypatch.setattr(Engine, "recipe_url", url)
+    made = prepare(tmp_path)
+    assert made["words"].startswith("https://example.org/recipe.git at ")
+    assert made["checkout"]["url"] == url

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import engine_sources
 import pytest
@@ -114,6 +115,38 @@ def test_a_kit_is_installed_as_a_whole_and_proven_at_each_look(
     with pytest.raises(KitError, match=r"changed after it was put there: wide/rows-7"):
         engine_kit.present(declared, place)
     assert (place / "wide/rows-7.cubin").read_bytes() == b"another\0"
+    with pytest.raises(KitError, match=rf"\(sudo rm -r {place}\)"):
+        engine_kit.present(declared, place)
+
+
+def test_two_runs_pack_one_kit_at_the_same_time(
+    folder: Path, declared: Declared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "cache/kit.tar"
+    packed: list[str] = []
+    real = tarfile.open
+
+    def opened(name: Any, mode: str = "r", **options: Any) -> tarfile.TarFile:
+        if mode == "w":
+            packed.append(str(name))
+            if len(packed) == 1:
+                # Another pair's run comes, packs and is done before this one has begun to write.
+                engine_kit.pack(folder, target)
+        return real(name, mode, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(tarfile, "open", opened)
+    engine_kit.pack(folder, target)
+    assert len({*packed}) == 2
+    assert engine_kit.prove(target, declared)
+    assert [path.name for path in target.parent.iterdir()] == ["kit.tar"]
+
+
+def test_a_packing_that_failed_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "cache/kit.tar"
+    (tmp_path / "cache/kit.tar").mkdir(parents=True)  # a folder is in the way of the rename
+    with pytest.raises(OSError, match="directory"):
+        engine_kit.pack(folder, target)
+    assert [path.name for path in target.parent.iterdir()] == ["kit.tar"]
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../b", "a//b", MANIFEST, "-x", "a b"])

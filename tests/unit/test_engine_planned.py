@@ -64,7 +64,6 @@ class TestJudge:
                 {"env": both(TF_DS_PREFILL_INTERLEAVE_MS="0")},
                 "rank 0: TF_DS_PREFILL_INTERLEAVE_MS is 0, declared 250",
             ),
-            ({"env": both(TF_DS_SPILL="1")}, "rank 0: TF_DS_SPILL is 1, and nobody declared it"),
             (
                 {"env": both(TF_TP_MASTER="192.0.2.1")},
                 "rank 0: TF_TP_MASTER is 192.0.2.1, and the head's rails are 198.51.100.1",
@@ -90,7 +89,28 @@ class TestJudge:
     @pytest.mark.fault(38)
     def test_all_of_them_are_listed(self) -> None:
         found = judged(env=both(TF_DS_GRAPHS="0", TF_DS_SPILL="1"), image=("a", "b"))
-        assert len(found.different) == 6
+        assert len(found.different) == 4 and len(found.unknown) == 2
+
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("TF_DS_SPILL", "1", "is 1, and nobody declared it"),
+            ("TF_DS_STREAMS", "4", "is 4, declared 8"),
+            ("TF_DS_REASONING_EFFORT", "3", "is 3, declared high"),
+            ("TF_TP_PORT", "1", "is 1, declared 29620"),
+            ("NCCL_MIN_NCHANNELS", "1", "is 1, declared 4"),
+            ("NCCL_MAX_NCHANNELS", "9", "is 9, declared 4"),
+        ],
+    )
+    def test_a_name_that_nobody_promised_is_for_the_operator_to_judge(
+        self, name: str, value: str, words: str
+    ) -> None:
+        declared = Declared({**SETTINGS, "MASTER_PORT": "29620", "NCCL_CHANNELS": "4"})
+        found = judged(declared, env=both(**{name: value}))
+        assert not found.different
+        for rank, line in enumerate(found.unknown):
+            assert line.startswith(f"rank {rank}: {name} {words}")
+        assert len(found.unknown) == 2
 
     def test_one_rail_where_two_are_there(self) -> None:
         output = dry_run(rails=1)
@@ -126,16 +146,66 @@ class TestJudge:
             in judged(own, env=both(TF_DS_SPILL="1", NCCL_DEBUG="WARN")).different
         )
 
+    @pytest.mark.parametrize("value", [None, ""])
+    def test_engram_tables_that_nothing_hands_on(self, value: str | None) -> None:
+        found = judged(env=both(TF_DS_ENGRAM=value))
+        assert not found.different
+        assert [words.partition(" (")[0] for words in found.unknown] == [
+            "rank 0: nothing hands it the Engram tables",
+            "rank 1: nothing hands it the Engram tables",
+        ]
+        assert f"declared {ENGRAM}" in found.unknown[1]
+
+    def test_engram_tables_by_an_option(self) -> None:
+        words = (f"{SERVE} --engram /hf/engram", f"{FOLLOW} --engram /e")
+        found = judged(env=both(TF_DS_ENGRAM=None), argv=words)
+        assert (found.different, found.unknown) == ([], [])
+
+    def test_without_declared_tables_nothing_is_asked(self) -> None:
+        free = {key: value for key, value in SETTINGS.items() if key != "WORKER_ENGRAM_DIR"}
+        assert not judged(Declared(free), env=both(TF_DS_ENGRAM=None)).unknown
+
+    def test_a_key_that_nothing_hands_on(self) -> None:
+        declared = Declared({**SETTINGS, "API_KEY": "1"})
+        found = judged(declared)
+        assert not found.different
+        assert [words.partition(" (")[0] for words in found.unknown] == [
+            "rank 0: nothing hands it an API key"
+        ]
+        assert len(judged(declared, env=both(TENSORFOLD_API_KEY="")).unknown) == 1
+        assert not judged(Declared({**SETTINGS, "API_KEY": "0"})).unknown
+
+    @pytest.mark.parametrize(
+        "words", ["--api-key-file /run/api-key", "--api-key abc", "--api-key=a"]
+    )
+    def test_a_key_among_the_words(self, words: str) -> None:
+        declared = Declared({**SETTINGS, "API_KEY": "1"})
+        assert not judged(declared, argv=(f"{SERVE} {words}", FOLLOW)).unknown
+
+    def test_a_key_in_the_environment(self) -> None:
+        declared = Declared({**SETTINGS, "API_KEY": "1"})
+        assert not judged(declared, env=both(TENSORFOLD_API_KEY="abc")).unknown
+
     def test_a_secret_is_compared_and_never_shown(self) -> None:
         assert not judged(env=both(HF_TOKEN=SECRET)).different
         (line, _) = judged(env=both(HF_TOKEN="another one")).different
         assert "HF_TOKEN" in line and "another" not in line and SECRET not in line
 
 
+@pytest.mark.parametrize("folder", ["/srv//two/hf", "/srv/./two/hf", "/srv/two/hf/"])
+def test_an_untidy_path_is_the_same_folder(folder: str) -> None:
+    found = judged(
+        Declared({**SETTINGS, "NFS_VOLUME": folder}),
+        env=(environment(), environment(TF_DS_ENGRAM="//e/.")),
+    )
+    assert (found.different, found.unknown) == ([], [])
+
+
 def test_the_folders_of_the_weights() -> None:
     ranks = parse(dry_run(), HOMES).ranks
     assert [place for _, place, _ in planned.weight_folders(ranks[0])] == [
         "/home/one/hf/cut",
+        "/home/one/hf/engram",
         "/home/one/hf/model",
     ]
     assert [place for _, place, _ in planned.weight_folders(ranks[1])] == [
@@ -219,6 +289,43 @@ class TestSecrets:
             "-e API_KEY=1 -e SOME_API_KEY=… -e MAX_TOKENS=5 -e DB_PASSWORD=… -e TF_X=3"
         )
 
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ('-e HF_TOKEN="hf_a b" -e A=1', "-e HF_TOKEN=… -e A=1"),
+            ("-e HF_TOKEN='hf_a b' -e A=1", "-e HF_TOKEN=… -e A=1"),
+            ("-e HF_TOKEN=$'hf_\\'a b' -e A=1", "-e HF_TOKEN=… -e A=1"),
+            ("-e 'HF_TOKEN=hf_a b' -e 'A=1 2'", "-e 'HF_TOKEN=…' -e 'A=1 2'"),
+            ('-e "HF_TOKEN=hf_a b" -e "A=1 2"', '-e "HF_TOKEN=…" -e "A=1 2"'),
+            ("-e $'HF_TOKEN=hf_\\'a' -e A=1", "-e $'HF_TOKEN=…' -e A=1"),
+            ("-eHF_TOKEN=hf_a\\ b -e A=1", "-eHF_TOKEN=… -e A=1"),
+            ("-e 'A=1 2' -e HF_TOKEN=x 'y z'", "-e 'A=1 2' -e HF_TOKEN=… 'y z'"),
+            ("-e HF_TOKEN='never closed", "-e HF_TOKEN=…"),
+        ],
+    )
+    def test_however_it_is_quoted(self, text: str, shown: str) -> None:
+        assert planned.masked(text, None) == shown
+
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("serve m --api-key abc --port 1", "serve m --api-key … --port 1"),
+            ("serve m --api-key=abc --port 1", "serve m --api-key=… --port 1"),
+            ("serve m --api-key \\\n  'a c' --port 1", "serve m --api-key \\\n  … --port 1"),
+            ('serve m "--api-key=a c" --port 1', 'serve m "--api-key=…" --port 1'),
+            (
+                "--hf-token abc --secret 'x' --db-password y",
+                "--hf-token … --secret … --db-password …",
+            ),
+            (
+                "--api-key-file /run/api-key --max-tokens 5",
+                "--api-key-file /run/api-key --max-tokens 5",
+            ),
+        ],
+    )
+    def test_by_the_option_before_it(self, text: str, shown: str) -> None:
+        assert planned.masked(text, None) == shown
+
     def test_a_short_one_hides_its_own_place_alone(self) -> None:
         declared = Declared({}, {"PIN": "1"})
         assert planned.masked("PIN=1 TF_X=1", declared) == "PIN=… TF_X=1"
@@ -228,8 +335,8 @@ class TestSecrets:
         kept = planned.without_secrets(rank, DECLARED)
         assert "HF_TOKEN" not in kept.env and kept.env["TF_DS_GRAPHS"] == "1"
         assert kept.argv == rank.argv
-        secret = replace(rank, argv=("x", SECRET))
-        assert planned.without_secrets(secret, DECLARED).argv == ()
+        for words in (("x", SECRET), ("x", "--api-key", "abc"), ("x", "--api-key=abc")):
+            assert planned.without_secrets(replace(rank, argv=words), DECLARED).argv == ()
 
 
 class TestDeclared:

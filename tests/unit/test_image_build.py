@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from spark_pair.engine_settings import Place, launch_text
 from spark_pair.errors import DescriptionError
 from spark_pair.image import build_job, kit
 from spark_pair.image.build_job import build, environment
+from spark_pair.image.identity import ImageError
 from spark_pair.image.order import BuildOrder
 from spark_pair.jobs.inside import Reporter
 from spark_pair.jobs.shapes import JobFailedError, JobStoppedError
@@ -51,7 +53,8 @@ class Machine:
 
     def script(self, text: str) -> None:
         path = self.checkout / "build"
-        path.write_text(f"#!/bin/bash\nset -e\n{text}\n")
+        known = "case $1 in image) ;; *) exit 2 ;; esac"
+        path.write_text(f"#!/bin/bash\nset -e\n{known}\n{text}\n")
         path.chmod(0o755)
 
     def with_kit(self, files: Mapping[str, str] = FILES, **changes: Any) -> None:
@@ -107,6 +110,18 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path, monkeypatch)
     found.script(f'{found.docker} make "$IMAGE" scripts build')
     return found
+
+
+@pytest.fixture
+def _roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a copy that holds a file named root be what this account cannot remove."""
+    real = shutil.rmtree
+
+    def rmtree(path: Any, **options: Any) -> None:
+        if not (Path(path) / "recipe/root").exists():
+            real(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
 
 
 class TestBuilding:
@@ -191,6 +206,15 @@ class TestFailing:
             machine.build()
         machine.nothing_left()
 
+    def test_a_script_that_does_not_know_the_stage_is_not_run(
+        self, machine: Machine, tmp_path: Path
+    ) -> None:
+        # It would do everything that it can do, beside whatever serves.
+        (machine.checkout / "build").write_text(f"#!/bin/bash\ntouch {tmp_path}/ran\n")
+        words = machine.failing()
+        assert "does not seem to know a stage 'image'" in words
+        assert not (tmp_path / "ran").exists()
+
     def test_without_room_nothing_is_begun(self, machine: Machine) -> None:
         machine.changes = {"expected_bytes": 1 << 60}
         assert "make room" in machine.failing()
@@ -232,6 +256,27 @@ class TestFailing:
         left.chmod(0o500)
         machine.build()
         machine.nothing_left()
+
+    @pytest.mark.usefixtures("_roots")
+    def test_files_of_roots_in_the_copy_spoil_no_good_build(self, machine: Machine) -> None:
+        machine.script(f'touch root; {machine.docker} make "$IMAGE" build')
+        words, _ = machine.build()
+        assert f"{IMAGE} is built" in words
+        scratch = machine.order["scratch"]
+        assert f"sudo rm -r {scratch}" in words
+
+    @pytest.mark.usefixtures("_roots")
+    def test_nor_hide_why_a_bad_one_failed(self, machine: Machine) -> None:
+        machine.script("touch root; echo 'no such header'; exit 3")
+        with pytest.raises(JobFailedError, match="failed: no such header"):
+            machine.build()
+
+    @pytest.mark.usefixtures("_roots")
+    def test_what_is_left_of_them_is_named_with_what_removes_it(self, machine: Machine) -> None:
+        left = Path(machine.order["scratch"]) / "recipe/root"
+        left.mkdir(parents=True)
+        with pytest.raises(ImageError, match=f"sudo rm -r {machine.order['scratch']}"):
+            machine.build()
 
     def test_docker_without_an_answer_is_no_absence(self, machine: Machine) -> None:
         machine.images.fault("down")

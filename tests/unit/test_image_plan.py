@@ -36,6 +36,7 @@ def seen(**images: Any) -> dict[str, Any]:
         "installed": True,
         "images": {},
         "prune": {},
+        "builds": {},
         "named": {},
         "scratch": 0,
         **images,
@@ -43,7 +44,7 @@ def seen(**images: Any) -> dict[str, Any]:
 
 
 def there(identity: str, kit: str = "") -> dict[str, Any]:
-    return {"identity": identity, "size": 1, "kit": kit}
+    return {"identity": identity, "size": 1, "kit": kit, "unlisted": False}
 
 
 class Wanted:
@@ -55,6 +56,8 @@ class Wanted:
         )
         self.images = due.wanted(pair_variables.engines_of("spark-a", self.variables))
         self.settings = settings_of("spark-a", self.variables)
+        servers = pair_variables.description_of("spark-a", self.variables)["servers"]
+        self.needed = due.needed(self.images, servers)
 
     def plan(
         self,
@@ -70,7 +73,9 @@ class Wanted:
             "head": seen(images={name: head}, **(head_ or {})),
             "worker": seen(images={name: worker}, **(worker_ or {})),
         }
-        return due.plan(self.images, seens, NAMES, self.settings.prune_images, check=check)
+        return due.plan(
+            self.images, seens, NAMES, self.settings.prune_images, needed=self.needed, check=check
+        )
 
 
 def kinds(plan: due.Plan) -> list[str]:
@@ -87,6 +92,12 @@ class TestWhatIsLeft:
         plan = Wanted().plan(None, None)
         assert kinds(plan) == ["build", "ship"]
         assert [step.id for step in plan.steps] == ["build-image-head", "ship-image-worker"]
+
+    def test_a_build_whose_script_may_do_more_is_refused(self) -> None:
+        (words,) = (
+            Wanted().plan(None, None, head_={"builds": {BUILT: "./x does not know it"}}).problems
+        )
+        assert f"{BUILT} is not built: ./x does not know it" in words
 
     @pytest.mark.parametrize(
         ("worker", "words"),
@@ -116,6 +127,19 @@ class TestWhatIsLeft:
         wanted = Wanted(tensorfold_service_image=image, engine_image_kit=KIT)
         (words,) = wanted.plan(there(ONE, "lacks a.cubin"), there(ONE)).problems
         assert "on spark-a lacks a.cubin" in words and way_out in words
+
+    @pytest.mark.parametrize("check", [True, False])
+    def test_the_list_of_a_kit_that_a_run_would_bring_is_missed_by_a_run_alone(
+        self, check: bool
+    ) -> None:
+        wanted = Wanted(tensorfold_service_image="mine:1", engine_image_kit=KIT)
+        head = there(ONE, "cannot be compared") | {"unlisted": True}
+        plan = wanted.plan(head, there(ONE), check=check)
+        if check:
+            assert not plan.problems and not plan.steps
+            assert "whether mine:1 holds the kit is seen when its checkout is made" in plan.words
+        else:
+            assert "mine:1 on spark-a cannot be compared" in plan.problems[0]
 
     def test_engines_with_one_image_share_it(self) -> None:
         entries = {
@@ -175,6 +199,15 @@ class TestPruning:
         used = {"there": True, "containers": ["dsv41-tensorfold"]}
         (words,) = self.plan("old:1", worker_={"prune": {"old:1": used}}).problems
         assert "on spark-b it is in use by dsv41-tensorfold" in words
+
+    def test_the_image_of_a_server_that_is_only_gone_back_to(self) -> None:
+        # Down and without a container, and still it is the way back.
+        wanted = Wanted(
+            engine_image_prune=["vllm:1"], model_server_extra={"hikari": {"images": ["vllm:1"]}}
+        )
+        there_ = {"prune": {"vllm:1": {"there": True, "containers": []}}}
+        (words,) = wanted.plan(there(ONE), there(ONE), head_=there_, worker_=there_).problems
+        assert "engine_image_prune names vllm:1, but it is an image of hikari" in words
 
     def test_one_that_a_generation_starts_with_is_refused(self) -> None:
         named_ = {"old:1": "the generation that served last"}
@@ -237,6 +270,14 @@ class TestOrders:
         assert worker["kits"] == {}
         assert head["prune"] == worker["prune"] == ["old:1"]
 
+    def test_what_may_be_built_is_looked_at_on_the_head_alone(self) -> None:
+        for name, there_ in (("", [BUILT]), ("mine:1", [])):
+            wanted = Wanted(tensorfold_service_image=name)
+            head, worker = (
+                asking.asked(role, wanted.images, wanted.settings) for role in ("head", "worker")
+            )
+            assert list(head["builds"]) == there_ and worker["builds"] == {}
+
 
 class TestLook:
     @pytest.fixture
@@ -268,6 +309,16 @@ class TestLook:
         }
         assert (found["docker"], found["scratch"]) == ("", 3)
 
+    @pytest.mark.usefixtures("images")
+    def test_a_script_that_does_not_know_the_stage(self, tmp_path: Path) -> None:
+        (tmp_path / "prepare.sh").write_text("everything\n")
+        builds = {
+            stage: {"checkout": str(tmp_path), "command": command}
+            for stage, command in (("a:1", ["./prepare.sh", "image"]), ("b:1", ["make", "image"]))
+        }
+        found = self.look(tmp_path, builds=builds)["builds"]
+        assert "does not seem to know a stage 'image'" in found["a:1"] and found["b:1"] == ""
+
     def test_a_docker_that_is_down_is_a_reason(self, images: Images, tmp_path: Path) -> None:
         images.fault("down")
         found = self.look(tmp_path, images=["engine:1"])
@@ -292,6 +343,10 @@ class TestLook:
         other = {**asked, "manifest_sha256": "0" * 64}
         found = self.look(tmp_path, images=names, kits={"engine:1": other})["images"]
         assert "cannot be compared with the declared kit" in found["engine:1"]["kit"]
+        assert not found["engine:1"]["unlisted"]
+        absent = {**asked, "files": str(tmp_path / "no-checkout-yet/kit")}
+        found = self.look(tmp_path, images=names, kits={"engine:1": absent})["images"]
+        assert found["engine:1"]["unlisted"] and found["engine:1"]["kit"]
 
     def kit(self, folder: Path) -> dict[str, Any]:
         folder.mkdir(parents=True)

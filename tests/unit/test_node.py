@@ -227,6 +227,12 @@ class TestOrder:
                 {"missing": ["image:1"]},
                 ["image:1"],
             ),
+            (
+                lambda peer, server: peer.without_key(server),
+                ["without-key", "hikari"],
+                {"answer": "HTTP 200"},
+                "HTTP 200",
+            ),
             (lambda peer, server: peer.context(server), ["context", "hikari"], {"context": 5}, 5),
             (
                 lambda peer, server: peer.context(server),

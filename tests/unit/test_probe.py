@@ -26,6 +26,7 @@ from spark_pair.probe import (
     probe,
     request,
     result_from_dict,
+    without_key,
 )
 
 METRICS = """tensorfold:num_requests_running 1
@@ -444,6 +445,23 @@ class TestKey:
         assert "the API key cannot be read" in answer.why
         assert "schl" not in answer.why
         assert asked == []
+
+    @pytest.mark.parametrize(
+        ("status", "said"), [(401, ""), (403, ""), (200, "HTTP 200"), (503, "HTTP 503")]
+    )
+    def test_whoever_sends_none_is_refused_or_it_is_told(
+        self, tmp_path: Path, status: int, said: str
+    ) -> None:
+        path = tmp_path / "key"
+        path.write_text("sk-1\n")
+        with loopback(lambda _, handler: send(handler, "{}", status)) as there:
+            assert without_key(server(there.port, key_file=path)) == said
+        (asked,) = there.asked
+        assert (asked.method, asked.path) == ("GET", "/v1/models")
+        assert "Authorization" not in asked.headers
+
+    def test_whoever_sends_none_and_is_not_answered(self, tmp_path: Path) -> None:
+        assert "refused" in without_key(server(1, key_file=tmp_path / "none"))
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         answer, _ = self.ask(tmp_path / "none")

@@ -15,6 +15,7 @@ from fake_pair import NEW, OLD, FakePair, describe, switch
 from spark_pair import jsonfile, paths
 from spark_pair import state as states
 from spark_pair.description import Command, Generation
+from spark_pair.engine_planned import masked
 from spark_pair.errors import BusyError, Exit, NodeError
 from spark_pair.journal import Event, Journal, Record, read
 from spark_pair.probe import ProbeResult
@@ -696,6 +697,25 @@ class TestRealWorld:
         )
         declared = world.declared(made)
         assert declared is not None and declared.settings == {"PORT": "8888"}
+
+    def test_its_key_is_as_secret_as_its_secret_settings(
+        self,
+        world: RealWorld,
+        made: Generation,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        monkeypatch.setattr(paths, "ETC", tmp_path / "etc")
+        settings = {"settings": {"API_KEY": "1"}, "secret_settings": [], "server": "deepseek"}
+        jsonfile.write(Path(made.path) / "generation.json", settings)
+        declared = world.declared(made)
+        assert declared is not None and not declared.secrets, "there is no key"
+        path = paths.key_file("deepseek")
+        path.parent.mkdir(parents=True)
+        path.write_text("clients: 0123456789abcdef\n")
+        declared = world.declared(made)
+        assert declared is not None and list(declared.secrets.values()) == ["0123456789abcdef"]
+        assert masked("curl --header 0123456789abcdef", declared) == "curl --header …"
 
     def test_a_command_runs_in_its_generation_as_the_user(
         self, world: RealWorld, made: Generation, monkeypatch: pytest.MonkeyPatch

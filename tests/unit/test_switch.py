@@ -38,6 +38,11 @@ def bad(kind: str, why: str = "broken") -> Any:
     return lambda _: ProbeResult(kind, why)  # type: ignore[arg-type]
 
 
+def with_keys(data: dict[str, Any]) -> None:
+    for name, server in data["servers"].items():
+        server["api"]["key_file"] = f"/etc/spark-pair/secrets/{name}.key"
+
+
 class TestCutOver:
     def test_moves_from_hikari_to_deepseek(self, pair: FakePair) -> None:
         code, job = switch(pair)
@@ -46,6 +51,12 @@ class TestCutOver:
         assert job.changed
         assert pair.links["deepseek"] == NEW
         assert pair.overlaps == []
+
+    def test_a_server_with_a_key_refuses_whoever_has_none(self) -> None:
+        pair = FakePair(describe(with_keys))
+        pair.start("hikari")
+        assert switch(pair)[0] is Exit.DONE
+        assert pair.keyless == ["deepseek"]
 
     @pytest.mark.fault(13)
     def test_stops_keepers_first_and_servers_in_reverse(self, pair: FakePair) -> None:
@@ -196,6 +207,28 @@ class TestRefuse:
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "rank 1 is another" in job.message
+
+    def test_files_that_were_left_in_a_generation_are_refused(self, pair: FakePair) -> None:
+        pair.strays = "a: new files: move them out"
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "move them out" in job.message
+
+    def test_but_a_note_when_what_ran_is_restarted(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.strays = "a: new files: move them out"
+        pair.containers["worker"].discard("ds")
+        code, job = switch(pair)
+        assert code is Exit.DONE
+        assert pair.strays in job.notes
+
+    def test_a_generation_that_was_changed_is_never_restarted(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.changed_generation = pair.strays = "start.sh (changed)"
+        pair.containers["worker"].discard("ds")
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "start.sh (changed)" in job.message
 
     def test_a_recovery_asks_nothing_about_weights(self, pair: FakePair) -> None:
         switch(pair)
@@ -429,6 +462,30 @@ class TestRecover:
         code, job = switch(pair)
         assert code is Exit.RECOVERED
         assert "could never be drained" in job.message
+
+    def test_an_open_api_although_a_key_is_declared(self) -> None:
+        pair = FakePair(describe(with_keys))
+        pair.start("hikari")
+        pair.servers["deepseek"].without_key = "HTTP 200"
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert "deepseek does not refuse a request for /v1/models without" in job.message
+        assert "HTTP 200" in job.message and "tensorfold_service_api_key_path" in job.message
+
+    def test_one_that_is_brought_back_is_only_noted_as_open(self) -> None:
+        pair = FakePair(describe(with_keys))
+        pair.start("hikari")
+        pair.servers["hikari"].without_key = "HTTP 200"
+        pair.servers["deepseek"].probe = bad("bad")
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "hikari does not refuse a request" in job.message
+
+    def test_whoever_declares_no_key_is_not_asked(self, pair: FakePair) -> None:
+        pair.servers["deepseek"].without_key = "HTTP 200"
+        assert switch(pair)[0] is Exit.DONE
+        assert pair.keyless == []
 
     @pytest.mark.fault(18)
     def test_memory_that_does_not_come_back(self, pair: FakePair) -> None:
@@ -844,6 +901,19 @@ class TestThePlannedStart:
         assert code is Exit.REFUSED
         assert "rank 0: the image is other, declared image:1" in job.message
 
+    def test_a_variable_that_nobody_knows_can_be_accepted(self, planned: FakePair) -> None:
+        own = environment(TF_DS_SPILL="1"), environment(TF_DS_SPILL="1", TF_DS_ENGRAM="/e")
+        planned.dry_run_out = dry_run(env=own)
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert "rank 0: TF_DS_SPILL is 1, and nobody declared it" in job.message
+        assert digest(planned.dry_run_out) in job.message
+        self.accept(planned, planned.dry_run_out)
+        planned.ranks = {"head": told(0, dry_run(env=own)), "worker": told(1, dry_run(env=own))}
+        code, job = switch(planned)
+        assert code is Exit.DONE
+        assert "TF_DS_SPILL is 1" in job.message, "what was accepted is told"
+
     def test_what_is_not_understood_is_shown_without_secrets(self, planned: FakePair) -> None:
         planned.dry_run_out = f"docker compose up -d HF_TOKEN={SECRET}\n"
         code, job = switch(planned)
@@ -868,6 +938,14 @@ class TestThePlannedStart:
         code, job = switch(planned)
         assert code is Exit.RECOVERED
         assert "rank 1: the image is other, declared image:1" in job.message
+
+    def test_and_what_nobody_declared_of_it_is_told(self, planned: FakePair) -> None:
+        planned.dry_run_out = "docker compose up -d\n"
+        self.accept(planned, planned.dry_run_out)
+        own = environment(TF_DS_STREAMS="4"), environment(TF_DS_ENGRAM="/e")
+        planned.ranks["head"] = told(0, dry_run(env=own))
+        assert switch(planned)[0] is Exit.DONE
+        assert "deepseek runs, and rank 0: TF_DS_STREAMS is 4, declared 8" in self.said(planned)
 
     @pytest.mark.fault(47)
     @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])

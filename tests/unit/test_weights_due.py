@@ -171,8 +171,19 @@ class TestBesideAServer:
     def test_every_kind_has_its_limits(self, kind: str) -> None:
         limits = {"megabytes_per_second": 7, "memory_gib": 1, "io_weight": 3, "cpu_weight": 4}
         name = "hf_download_while_serving" if kind == "download" else "hf_transfer_while_serving"
-        variable, found = serving.limits(kind, settings(**{name: limits}))
+        step = {"id": f"{kind}-head", "kind": kind, "host": "head"}
+        variable, found = serving.limits(step, settings(**{name: limits}))
         assert variable == name and found.bytes_per_second == 7_000_000
+
+    def test_a_build_has_the_memory_that_it_was_let_in_with(self) -> None:
+        limits = {"megabytes_per_second": 7, "memory_gib": 4, "io_weight": 3, "cpu_weight": 4}
+        found = settings(hf_transfer_while_serving=limits, engine_image_build_memory_gib=6)
+        build = {"id": "build-image-head", "kind": "image", "host": "head"}
+        variable, mine = serving.limits(build, found)
+        assert variable == "hf_transfer_while_serving and engine_image_build_memory_gib"
+        assert mine.caps == {"memory_max": 6 << 30, "io_weight": 3, "cpu_weight": 4}
+        ship = {"id": "ship-image-worker", "kind": "image", "host": "worker"}
+        assert serving.limits(ship, found)[1].caps["memory_max"] == 4 << 30
 
 
 class TestBeside:

@@ -98,6 +98,13 @@ choose_model() {
     fi
 }
 
+choose_engram() {
+    engram_here=$(find "$HF_CACHE/$ENGRAM_REPOSITORY/snapshots" -mindepth 1 -maxdepth 1 2>/dev/null | sort | head -n 1 || true)
+    if [[ -z $engram_here ]]; then
+        warn "no Engram tables in $HF_CACHE: output will be degraded"
+    fi
+}
+
 make_commands() {
     local name rank devices gid interface infiniband hf engram=()
     serve=(tensorfold serve "$model" --host "$HOST" --port "$PORT" --name "$SERVED_NAME"
@@ -147,6 +154,9 @@ make_commands() {
         esac
         # The caller's own variables come last and win: whoever exports one bypasses the values above.
         command+=(${from_shell[@]+"${from_shell[@]}"} -v "$hf")
+        if ((rank == 0)) && [[ -n $engram_here ]]; then
+            command+=(-e "TF_DS_ENGRAM=/hf/${engram_here#"$HF_CACHE/"}")
+        fi
         if ((rank == 1)) && [[ -n $WORKER_ENGRAM_DIR ]]; then
             if ((!worker_reachable)) || on_worker "test -d $(printf %q "$WORKER_ENGRAM_DIR")" </dev/null; then
                 engram=(-e TF_DS_ENGRAM=/engram -v "$WORKER_ENGRAM_DIR:/engram:ro")
@@ -366,6 +376,7 @@ main() {
     fi
     setup
     choose_model
+    choose_engram
     if ((worker_reachable)); then
         find_link
     else

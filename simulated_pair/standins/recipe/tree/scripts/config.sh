@@ -84,6 +84,7 @@ fi
 GRAFTED_CHECKPOINT=$derived/checkpoint
 RANK_CACHE=$derived/checkpoint/rank-cache
 CHECKPOINT_REPOSITORY=hub/models--${RECIPE_CHECKPOINT/\//--}
+ENGRAM_REPOSITORY=hub/models--deepseek-ai--DeepSeek-V4.1-Flash-1017
 unset derived
 
 # Misbehaviour that a test asks this stand-in for: what is asked of start.sh, stop.sh or prepare.sh.
