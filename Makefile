@@ -74,8 +74,8 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	    | xargs -0 -r shellcheck --external-sources --source-path=SCRIPTDIR --source-path=SCRIPTDIR/..
 
 .PHONY: unit
-unit: setup ## unit tests, no machines needed
-	pytest tests/unit -n auto
+unit: setup ## unit tests, no machines needed (ARGS="-k word": some of them)
+	pytest tests/unit -n auto $(ARGS)
 
 .PHONY: molecule
 molecule: setup ## every molecule scenario, on two simulated pairs side by side

@@ -68,6 +68,14 @@ class Declared:
         return play(tags, extra_vars={**self.variables, **more})
 
 
+def remove_images() -> None:
+    """Remove the engines' images from both machines, but for the one a pair begins with."""
+    on_both(
+        "docker images --format '{{.Repository}}:{{.Tag}}' | grep ^tensorfold | "
+        f"grep -v '^{OTHER}$' | xargs -r docker rmi --force; rm -rf ~spark/.cache/spark-pair"
+    )
+
+
 class SoFar:
     """What one chapter leaves for the next."""
 
@@ -78,12 +86,11 @@ class SoFar:
 @pytest.fixture(scope="module", autouse=True)
 def world(prepared: None) -> Iterator[None]:
     back_to_hikari()
+    # A story that failed before this one may have left images of its own.
+    remove_images()
     yield
     back_to_hikari()
-    on_both(
-        "docker images --format '{{.Repository}}:{{.Tag}}' | grep ^tensorfold | "
-        f"grep -v '^{OTHER}$' | xargs -r docker rmi --force; rm -rf ~spark/.cache/spark-pair"
-    )
+    remove_images()
     # What is wanted of the servers was changed as well.
     preparation.forget()
 
