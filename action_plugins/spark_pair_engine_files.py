@@ -28,8 +28,8 @@ class ActionModule(ActionBase):
     ) -> dict[str, Any]:
         """Return what the engine `entry` is checked out from.
 
-        `checkout` is for the module of that name, but for the owner; `sources` of the patches are
-        by their sha256; `kit_source` is a file here or an address; `words` say it all.
+        `checkout` is for the module of that name, but for the owner and the whole address;
+        `kit_archive` is a file here, or nothing; `words` say it all.
         """
         result: dict[str, Any] = super().run(tmp, task_vars)
         result["changed"] = False  # the controller's cache is not part of any host's state

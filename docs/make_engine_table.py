@@ -28,6 +28,11 @@ from spark_pair import engine_settings  # noqa: E402 - needs the path above
 _MARKED = re.compile(
     r"(<!-- engine variables -->\n).*?(<!-- end of engine variables -->)", re.DOTALL
 )
+_NOT_A_VARIABLE = (
+    "`WAIT_TIMEOUT` is always written to `local.sh` too, and has no variable of its own: it is the",
+    "`ready_timeout` (seconds) of the server's entry in `model_server_catalog`, so that the recipe",
+    "waits for its engine no longer than the switch does.",
+)
 _PASSED = re.compile(r"loop_var: ([a-z][a-z0-9_]*)")
 _NAMED = re.compile(r"([a-z][a-z0-9_]*):")
 
@@ -105,7 +110,7 @@ def table() -> str:
     for name, reason in rows().items():
         cells = [f"`{name}`", _in_local_sh(name), _default(name, defaults), reason or "as above"]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_NOT_A_VARIABLE])
 
 
 def page(text: str) -> str:

@@ -30,6 +30,7 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.@-]+\.(service|timer|socket|path|target)")
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_.-]*\$?")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
+_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,14}")
 _HASH = re.compile(r"[0-9a-f]{12}")
 _REVISION = re.compile(r"[0-9a-f]{7,40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -49,6 +50,8 @@ class Host:
     home: str
     addresses: tuple[str, ...]
     port: int = 22
+    rails: tuple[str, ...] = ()
+    """Interfaces of the rails, where the inventory names them."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ def parse(data: object) -> PairDescription:
 
 
 def _host(table: _Table) -> Host:
-    table.only("name", "user", "home", "port", "addresses")
+    table.only("name", "user", "home", "port", "addresses", "rails")
     addresses = tuple(table.texts("addresses", _ADDRESS))
     if not addresses:
         raise DescriptionError(f"{table.where} has no addresses: the peer could never be asked")
@@ -316,6 +319,7 @@ def _host(table: _Table) -> Host:
         user=table.text("user", _USER),
         home=table.absolute("home"),
         addresses=addresses,
+        rails=tuple(table.texts("rails", _INTERFACE)),
         port=table.integer("port", minimum=1, maximum=65535, default=22),
     )
 

@@ -17,8 +17,8 @@ from .errors import DescriptionError
 def prepare(engine: Engine, cache: Path) -> dict[str, Any]:
     """Prove all files that lie on this controller, and say what a checkout is made from.
 
-    A kit in a folder is packed below `cache`, to be sent in one go. Raises DescriptionError naming
-    variable and file.
+    A kit in a folder is packed below `cache`, to be sent in one go. No address of it shows a name
+    or a password. Raises DescriptionError naming variable and file.
     """
     for patch in engine.patches:
         if not patch.from_url:
@@ -34,22 +34,21 @@ def prepare(engine: Engine, cache: Path) -> dict[str, Any]:
     return {
         "checkout": {
             "path": engine.checkout,
-            "url": engine.recipe_url,
+            "url": without_secret(engine.recipe_url),
             "commit": engine.commit,
             "patches": [{"name": one.name, "sha256": one.sha256} for one in engine.patches],
             "kit": kit,
         },
-        "sources": {one.sha256: one.source for one in engine.patches},
-        "kit_source": _kit_source(engine, cache),
+        "kit_archive": _kit_archive(engine, cache),
         "words": words,
     }
 
 
-def _kit_source(engine: Engine, cache: Path) -> str:
-    """The kit's archive on this controller, or its address; "" when there is no kit."""
+def _kit_archive(engine: Engine, cache: Path) -> str | None:
+    """The kit's archive on this controller; None when there is no kit, or the head fetches it."""
     kit = engine.kit
     if kit is None or kit.from_url:
-        return kit.source if kit else ""
+        return None
     source = Path(kit.source)
     declared = engine_kit.Declared(kit.manifest_sha256, kit.count)
     try:

@@ -36,7 +36,7 @@ class Patch:
     @property
     def name(self) -> str:
         """What the operator knows it by: the last part of its source."""
-        return self.source.rstrip("/").rsplit("/", 1)[-1]
+        return _last_part(self.source)
 
     @property
     def from_url(self) -> bool:
@@ -61,6 +61,11 @@ class Kit:
     """Where its files lie in the recipe's checkout."""
     in_image: str
     """Where the image keeps them, an absolute path."""
+
+    @property
+    def name(self) -> str:
+        """What the operator knows it by: the last part of its source."""
+        return _last_part(self.source)
 
     @property
     def from_url(self) -> bool:
@@ -131,6 +136,13 @@ def recipe_id(commit: str, queue: Sequence[Patch], with_kit: Kit | None) -> str:
 def without_secret(text: str) -> str:
     """A text with no name and password in its addresses."""
     return re.sub(r"//[^/@\s]*@", "//", text)
+
+
+def _last_part(source: str) -> str:
+    """The last part of a path or an address, without what follows a "?", which may be a token."""
+    if _URL.fullmatch(source):
+        source = re.split(r"[?#]", without_secret(source), maxsplit=1)[0]
+    return source.rstrip("/").rsplit("/", 1)[-1]
 
 
 def image_name(name: str) -> str:

@@ -7,6 +7,7 @@ machine (`weight_folders`), and is what runs what was planned (`running`).
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -53,7 +54,8 @@ _MUST_SAY = {
     1: ("--pool",),
 }  # fmt: skip
 """What the recipe's own account says is handed on by this name. Where it is missing, it is unknown
-whether the declared value reaches the engine at all."""
+whether the declared value reaches the engine at all. That rank 1 has its graphs by either name is
+asked by itself."""
 
 _THE_RECIPES_OWN = frozenset(
     f"TF_DS_{name}"
@@ -65,9 +67,21 @@ _THE_RECIPES_OWN = frozenset(
 """Variables of the engine that the recipe sets by itself, whatever is declared."""
 
 _DEVICES = ("TF_RDMA_DEVICES", "NCCL_IB_HCA")
+_INTERFACE = "NCCL_SOCKET_IFNAME"
+_OF_THE_LINK = frozenset(
+    (*_DEVICES, _INTERFACE, "NCCL_IB_GID_INDEX", "NCCL_DEBUG", "TF_TP_WORLD", "TF_TP_MASTER")
+)
+"""Variables that the recipe sets from the link that it finds, each looked at by itself."""
+
+_WORLD = "2"
+"""Ranks of a pair, as the engine is told."""
+
 _KEYS = "TENSORFOLD_API_KEY"
 _WEIGHTS = ("TF_DS_RANK_CACHE", "TF_DS_ENGRAM")
 _PASSED_ON = re.compile(r"(TF_|NCCL_|TENSORFOLD_)\w+")
+_MUST_BE_KNOWN = re.compile(r"(TF_DS|TF_TP|TF_RDMA|NCCL)_\w+")
+"""Variables that change what the engine computes, or over which network."""
+
 _HIDDEN_NAME = (
     r"(?!(?:\w*TOKENS|API_KEY|\w*TOKEN_MAP)=)(?=\w*(?:TOKEN|SECRET|PASSW|API_KEY))[A-Z]\w*"
 )
@@ -124,6 +138,8 @@ class Expected:
     rails: int
     masters: Sequence[str] = ()
     """Addresses of the head on the rails; empty where the inventory names none."""
+    interfaces: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Each rank's rails by their interfaces; empty likewise."""
 
 
 @dataclass
@@ -151,6 +167,11 @@ def judge(plan: DryRun, expected: Expected) -> Judgement:
     found = Judgement()
     for number, rank in sorted(plan.ranks.items()):
         _Rank(number, rank, expected, found).judge()
+        if plan.rails is None and not devices(rank):
+            found.unknown.append(
+                f"rank {number}: nothing says which rails it uses ({', '.join(_DEVICES)}, --rdma, "
+                f"or the line of the link), declared {expected.rails}"
+            )
     if plan.rails is not None and plan.rails != expected.rails:
         found.different.append(f"the link has {plan.rails} rail(s), declared {expected.rails}")
     return found
@@ -177,8 +198,11 @@ class _Rank:
             self._thinking()
             self._key()
         self._passed_on()
-        self._link()
+        self._rails()
+        self._network()
+        self._master()
         if self.number == 1:
+            self._graphs()
             self._cache()
         self._engram()
 
@@ -230,34 +254,67 @@ class _Rank:
                     self._differs(f"{name} is not what secret settings declare")
             elif _PASSED_ON.fullmatch(name) and name in declared:
                 self._same(name, value, declared[name])
-            elif name.startswith("TF_DS_") and not self._known(name):
+            elif _MUST_BE_KNOWN.fullmatch(name) and not self._known(name):
                 self._unclear(
                     f"{name} is {value}, and nobody declared it (extra settings are the place)"
                 )
 
     def _known(self, name: str) -> bool:
-        if name in _THE_RECIPES_OWN:
-            return True
         # A setting that was left out is the recipe's to choose.
-        return name in _ENVIRONMENT
+        return name in _THE_RECIPES_OWN or name in _OF_THE_LINK or name in _ENVIRONMENT
 
-    def _link(self) -> None:
+    def _graphs(self) -> None:
+        """Where a rank alone is without graphs, nothing that is found out about them is true."""
+        wanted = self.settings.get("GRAPHS")
+        said = self.rank.env.get("TF_DS_GRAPHS") or self.rank.option("--graphs")
+        if wanted is not None and not said:
+            self._unclear(
+                f"neither TF_DS_GRAPHS nor --graphs hands it its graphs, declared {wanted}"
+            )
+
+    def _rails(self) -> None:
         for name in _DEVICES:
             if name not in self.rank.env:
                 self.found.silent.append(f"rank {self.number} does not say {name}")
+        for name, text in _texts_of_devices(self.rank):
+            if text.startswith("^"):
+                self._unclear(f"{name} is {text}, which names rails that are not used")
                 continue
-            devices = [one for one in self.rank.env[name].split(",") if one]
-            if len(devices) != self.expected.rails:
+            found = _devices(text)
+            if len(found) != self.expected.rails:
                 self._differs(
-                    f"{name} has {len(devices)} rail(s) ({', '.join(devices)}), declared "
+                    f"{name} has {len(found)} rail(s) ({', '.join(found)}), declared "
                     f"{self.expected.rails}"
                 )
-        master = self.rank.env.get("TF_TP_MASTER")
-        if master is not None and self.expected.masters and master not in self.expected.masters:
-            self._differs(
-                f"TF_TP_MASTER is {master}, and the head's rails are "
-                f"{', '.join(self.expected.masters)}"
-            )
+
+    def _network(self) -> None:
+        """Over which interface the ranks find each other."""
+        text, rails = self.rank.env.get(_INTERFACE), self.expected.interfaces.get(self.number, ())
+        if text is None or not rails or _INTERFACE in self.settings:
+            return
+        names = [one for one in text.removeprefix("=").split(",") if one]
+        if names and all(one in rails for one in names):
+            return
+        words = f"{_INTERFACE} is {text}, and the rails of that machine are {', '.join(rails)}"
+        # NCCL takes the beginning of a name too, which other interfaces may share.
+        begin = all(any(rail.startswith(one) for rail in rails) for one in names)
+        if text.startswith("^") or (names and begin):
+            self._unclear(words)
+        else:
+            self._differs(words)
+
+    def _master(self) -> None:
+        """Where the ranks meet: the head, on a rail."""
+        world = self.rank.env.get("TF_TP_WORLD", _WORLD)
+        if world != _WORLD:
+            self._unclear(f"TF_TP_WORLD is {world}, and a pair has {_WORLD} ranks")
+        said = [("TF_TP_MASTER", self.rank.env.get("TF_TP_MASTER"))]
+        if self.number == 1:
+            said += [("an address in its command", one) for one in self.rank.argv if _address(one)]
+        masters = self.expected.masters
+        for name, got in said:
+            if got is not None and masters and got not in masters:
+                self._differs(f"{name} is {got}, and the head's rails are {', '.join(masters)}")
 
     def _cache(self) -> None:
         """The worker's own folder: without it its weights would come over NFS."""
@@ -281,6 +338,36 @@ class _Rank:
             )
         elif self.number == 1 and (got := outside(self.rank, inside)) != tidy(engram):
             self._differs(f"the Engram tables come from {got or 'the image'}, declared {engram}")
+        elif outside(self.rank, inside) is None:
+            self._unclear(f"the Engram tables at {inside} lie in no folder of its machine")
+
+
+def devices(rank: Rank) -> list[str]:
+    """The RDMA devices that a rank is started with, each once; [] where nothing names them."""
+    return _devices(",".join(text for _, text in _texts_of_devices(rank)))
+
+
+def _texts_of_devices(rank: Rank) -> Iterator[tuple[str, str]]:
+    for name in _DEVICES:
+        if name in rank.env:
+            yield name, rank.env[name]
+    option = rank.option("--rdma")
+    if option is not None:
+        yield "--rdma", option
+
+
+def _devices(text: str) -> list[str]:
+    """Names in a list such as NCCL's, where a port may follow each; the same one counts once."""
+    names = (one.partition(":")[0] for one in text.removeprefix("=").split(","))
+    return list(dict.fromkeys(one for one in names if one))
+
+
+def _address(word: str) -> bool:
+    try:
+        ipaddress.ip_address(word)
+    except ValueError:
+        return False
+    return True
 
 
 def outside(rank: Rank, inside: str) -> str | None:
@@ -293,6 +380,8 @@ def outside(rank: Rank, inside: str) -> str | None:
 def weight_folders(rank: Rank) -> Iterator[tuple[str, str, Mount]]:
     """What a rank reads while it serves: its name, its place on the machine, the mount it is on."""
     places = [(name, rank.env[name]) for name in _WEIGHTS if name in rank.env]
+    if option := rank.option("--engram"):
+        places.append(("--engram", option))
     places += [("the command", word) for word in rank.argv if word.startswith("/")]
     seen = set()
     for name, inside in places:

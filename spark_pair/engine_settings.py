@@ -126,7 +126,7 @@ class Engine:
         plain = {key: getattr(self, key) for key in self.__dataclass_fields__}
         return plain | {
             "patches": [{**asdict(one), "name": one.name} for one in self.patches],
-            "kit": asdict(self.kit) if self.kit else None,
+            "kit": {**asdict(self.kit), "name": self.kit.name} if self.kit else None,
             "build_command": list(self.build_command),
             "clients": [asdict(one) for one in self.clients],
         }

@@ -257,6 +257,12 @@ def addresses(host: str, variables: HostVariables) -> list[str]:
     return found
 
 
+def rail_interfaces(host: str, variables: HostVariables) -> list[str]:
+    """Interfaces of a host's rails; [] where one of them is not named."""
+    found = [rail.get("interface") for rail in _list(host, variables, "cx7_network_rails")]
+    return [name for name in found if isinstance(name, str)] if all(found) else []
+
+
 def _server(
     name: str,
     entry: Mapping[str, Any],
@@ -351,6 +357,7 @@ def _host(host: str, variables: HostVariables) -> dict[str, Any]:
         "home": home,
         "port": 22 if port is None else _whole(port),
         "addresses": addresses(host, variables),
+        "rails": rail_interfaces(host, variables),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..engine_settings import Engine
 from ..weights.manifest import HostRole
+from .identity import whole_name
 
 Seens = Mapping[HostRole, Mapping[str, Any]]
 """What each machine told, as `look` returns it."""
@@ -193,14 +194,15 @@ def _pruned(
     needed: Mapping[str, str], seens: Seens, names: Names, prune: Sequence[str]
 ) -> tuple[dict[HostRole, tuple[str, ...]], list[str]]:
     """What is removed where, and why some of it must not be."""
-    why = dict(needed)
+    why = {whole_name(name): words for name, words in needed.items()}
     for seen in seens.values():
         for name, who in seen["named"].items():
-            why.setdefault(name, f"it is the image of {who}")
+            why.setdefault(whole_name(name), f"it is the image of {who}")
     problems, gone = [], {}
     for name in prune:
-        if name in why:
-            problems.append(f"engine_image_prune names {name}, but {why[name]}")
+        meant = sorted(_meant(name, seens) & why.keys())
+        if meant:
+            problems.append(f"engine_image_prune names {name}, but {why[meant[0]]}")
     for role, seen in seens.items():
         there = [name for name in prune if seen["prune"].get(name, {}).get("there")]
         for name in there:
@@ -211,3 +213,13 @@ def _pruned(
                 )
         gone[role] = tuple(there)
     return gone, [f"{words}: take it out of the list" for words in problems]
+
+
+def _meant(name: str, seens: Seens) -> set[str]:
+    """The names that are gone with one. What is named by its id alone loses all that it has."""
+    found = {whole_name(name)}
+    for seen in seens.values():
+        tags = {whole_name(tag) for tag in seen["prune"].get(name, {}).get("tags", ())}
+        if whole_name(name) not in tags:
+            found |= tags
+    return found

@@ -49,6 +49,8 @@ class Image:
     """Bytes, as far as Docker tells."""
     id: str
     """The store's own word for it."""
+    tags: tuple[str, ...] = ()
+    """All of its names."""
 
 
 def identity_of(entry: Mapping[str, Any]) -> str:
@@ -79,11 +81,23 @@ def inspect(name: str, runner: Runner = run_plainly) -> Image | None:
     try:
         (entry,) = json.loads(done.out)
         identity, size = identity_of(entry), int(entry.get("Size") or 0)
+        tags = tuple(sorted(entry.get("RepoTags") or ()))
     except (ValueError, TypeError, AttributeError) as error:
         raise ImageError(
             f"what Docker tells about the image {name} is not understood: {error!r}"
         ) from error
-    return Image(name, identity, size, str(entry.get("Id", "")))
+    return Image(name, identity, size, str(entry.get("Id", "")), tags)
+
+
+def whole_name(name: str) -> str:
+    """A name as Docker means it: of its own registry where none is said, and the latest tag."""
+    first, slash, rest = name.partition("/")
+    if not slash or not (first == "localhost" or "." in first or ":" in first):
+        first, rest = "docker.io", name
+    if first in ("docker.io", "index.docker.io"):
+        first, rest = "docker.io", rest if "/" in rest else f"library/{rest}"
+    last = rest.rpartition("/")[2]
+    return f"{first}/{rest}" + ("" if ":" in last else ":latest")
 
 
 def also_called(name: str, identity: str) -> str:

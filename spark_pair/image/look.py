@@ -16,7 +16,8 @@ and answers with plain data:
   images       {name: {"identity", "size", "kit", "unlisted"} or null}; kit: what is wrong with it,
                in words, or ""; unlisted: whether there is no list here to compare it with
   builds       {name: why its command must not be run, in words; "" when it may}
-  prune        {name: {"there", "containers": names of those that use it}}
+  prune        {name: {"there", "tags": all names of that image, "containers": names of those that
+               use it}}
   named        {image: words} of images that generations on this host start with
   scratch      bytes of archives that lie there
 """
@@ -103,16 +104,17 @@ def _image(
 
 
 def use(name: str, runner: Runner) -> Seen:
-    """Whether an image is there, and which containers are made of it. Raises ImageError."""
-    if inspect(name, runner) is None:
-        return {"there": False, "containers": []}
+    """Whether an image is there, its names, and the containers made of it. Raises ImageError."""
+    found = inspect(name, runner)
+    if found is None:
+        return {"there": False, "tags": [], "containers": []}
     done = runner(
         ["docker", "ps", "--all", "--filter", f"ancestor={name}", "--format", "{{.Names}}"],
         _DOCKER_SECONDS,
     )
     if not done.ok:
         raise ImageError(f"Docker does not tell who uses {name}: {done.last_words(1)}")
-    return {"there": True, "containers": sorted(done.out.split())}
+    return {"there": True, "tags": list(found.tags), "containers": sorted(done.out.split())}
 
 
 def named(current: Path = paths.CURRENT, state: Path = paths.STATE) -> dict[str, str]:

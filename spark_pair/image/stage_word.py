@@ -13,6 +13,8 @@ from pathlib import Path
 _STAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _ARGUMENTS = re.compile(r"\$[1@*]|\$\{[1@*]|\bsys\.argv\b|\bargparse\b")
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
+_PATTERN = r"[\w.*?\"'-]+"
+"""One alternative of a label in a shell's `case`."""
 _MOST_BYTES = 1 << 20
 
 
@@ -45,8 +47,11 @@ def problem(checkout: Path, command: Sequence[str]) -> str:
 def knows(text: str, stage: str) -> bool:
     """Whether a script looks at its arguments, and compares something with that word."""
     code = _COMMENT.sub("", text)
-    word = re.escape(stage)
-    label = rf"(?m)(^|[\s(|]){word}\s*(\||\))"
-    quoted = rf"\"{word}\"|'{word}'"
-    compared = rf"(==\s*|\s=~?\s+){word}(?![\w-])"
-    return bool(_ARGUMENTS.search(code)) and bool(re.search(f"{label}|{quoted}|{compared}", code))
+    word = rf"(?:\"{re.escape(stage)}\"|'{re.escape(stage)}'|(?<![\w-]){re.escape(stage)}(?![\w-]))"
+    begins = r"(?:^|\bcase\s[^\n]*\sin\s|;;)"
+    label = rf"(?m){begins}\s*\(?\s*(?:{_PATTERN}\s*\|\s*)*{word}\s*(?:\|\s*{_PATTERN}\s*)*\)"
+    # One "=" alone is a comparison only where a shell tests something.
+    compared = rf"(?:==\s*|(?:\[|\btest)\s[^\n]*\s=~?\s+){word}"
+    return bool(_ARGUMENTS.search(code)) and bool(
+        re.search(label, code) or re.search(compared, code)
+    )

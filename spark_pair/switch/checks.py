@@ -12,6 +12,13 @@ from .bench import Bench
 from .planned import Planned
 
 
+def _remedy(unit: str, load: str) -> str:
+    """What is to be done about a unit that systemd has not loaded."""
+    if load == "masked":
+        return f"run 'sudo systemctl unmask {unit}' there if it is to run again"
+    return f"'systemctl status {unit}' there says why, and --tags service writes one of ours"
+
+
 class Checks:
     """Finds reasons to refuse, before anything is touched."""
 
@@ -52,8 +59,8 @@ class Checks:
             load = (units or {}).get(unit.unit, {}).get("load", "unknown")
             if load != "loaded":
                 yield (
-                    f"{unit.unit} on {self.bench.name(unit.host)} is {load}: "
-                    f"{server.name} could not be started"
+                    f"{unit.unit} on {self.bench.name(unit.host)} is {load}, so that "
+                    f"{server.name} could not be started: {_remedy(unit.unit, load)}"
                 )
 
     def _target_problems(self, target: Server, views: Mapping[Role, View | None]) -> Iterable[str]:
@@ -124,10 +131,15 @@ class Checks:
         made = target.generation
         declared = self.bench.world.declared(made) if made else None
         if not done.ok:
-            yield f"the dry run of {target.name} failed: {masked(done.last_words(), declared)}"
+            yield (
+                f"the dry run of {target.name} failed on {self.bench.name(command.host)} "
+                f"({masked(done.last_words(), declared)}), so that a start would fail too: "
+                "correct the variable that it names, or declare the patch that it needs in "
+                "engine_image_patches, then run --tags service"
+            )
             return
         if declared is not None:
-            yield from Planned(self.bench).problems(target, declared, done.out)
+            yield from Planned(self.bench).problems(target, declared, done)
             return
         for rank in target.ranks:
             if f"--name {rank.container} " not in done.out:

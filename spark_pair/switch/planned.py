@@ -14,13 +14,25 @@ from ..description import ROLES, Role, Server
 from ..engine_dry_run import RANKS, DryRun, DryRunError, Rank, digest, parse
 from ..engine_planned import Declared, Expected, Judgement
 from ..filesystems import over_a_network
+from ..system import Result
 from .bench import Bench
 from .world import StepError
 
 _RAILS = 2
 _MOST_LINES = 60
 _LONGEST_LINE = 4000
+_WHOLE = "'launch DRY_RUN=1 start.sh' of its generation prints all"
 _VARIABLE = "tensorfold_service_accept_dry_run"
+
+
+def _shortened(text: str) -> Iterator[str]:
+    """The lines of a text that are shown, and how much was left out."""
+    lines = text.splitlines()
+    for line in lines[:_MOST_LINES]:
+        cut = len(line) - _LONGEST_LINE
+        yield line[:_LONGEST_LINE] + (f"… {cut} more characters ({_WHOLE})" if cut > 0 else "")
+    if len(lines) > _MOST_LINES:
+        yield f"… {len(lines) - _MOST_LINES} more lines ({_WHOLE})"
 
 
 class Planned:
@@ -32,9 +44,10 @@ class Planned:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
-    def problems(self, server: Server, declared: Declared, output: str) -> Iterator[str]:
-        """Reasons to refuse, from the output of the server's dry run."""
+    def problems(self, server: Server, declared: Declared, done: Result) -> Iterator[str]:
+        """Reasons to refuse, from the server's dry run, which ended well."""
         self.bench.job.plan = None
+        output = done.out
         expected = self._expected(server, declared)
         try:
             plan = parse(output, self._homes())
@@ -48,7 +61,7 @@ class Planned:
             yield self._differs(server, found, declared)
             return
         if found.unknown and server.accept_dry_run != digest(output):
-            yield self._unknown(server, found, declared, output)
+            yield self._unknown(server, found, declared, done)
             return
         if found.unknown:
             self.bench.note(
@@ -62,13 +75,15 @@ class Planned:
             }
 
     def _expected(self, server: Server, declared: Declared) -> Expected:
-        rails = self.bench.description.hosts["head"].addresses[1:]
+        hosts = self.bench.description.hosts
+        rails = hosts["head"].addresses[1:]
         wanted = declared.settings.get("NCCL_RAILS", "")
         return Expected(
             declared=declared,
             containers={ROLES.index(rank.host): rank.container for rank in server.ranks},
             rails=int(wanted) if wanted.isdecimal() else len(rails) or _RAILS,
             masters=rails,
+            interfaces={ROLES.index(role): hosts[role].rails for role in ROLES},
         )
 
     def _homes(self) -> dict[int, str]:
@@ -107,13 +122,14 @@ class Planned:
             "mend the variables, or the recipe's commit and patches, then run --tags service"
         )
 
-    def _unknown(self, server: Server, found: Judgement, declared: Declared, output: str) -> str:
-        for line in self._shown(output, declared).splitlines()[:_MOST_LINES]:
-            self.bench.say(f"dry run of {server.name} said: {line[:_LONGEST_LINE]}")
+    def _unknown(self, server: Server, found: Judgement, declared: Declared, done: Result) -> str:
+        for said, text in (("said", done.out), ("complained", done.err)):
+            for line in _shortened(self._shown(text, declared)):
+                self.bench.say(f"dry run of {server.name} {said}: {line}")
         return (
             f"the dry run of {server.name} is not understood ({self._reasons(found, declared)}), "
             "so nobody knows whether it would start what is declared. Its output is shown above; "
-            f"if it is right, set {_VARIABLE}: {digest(output)} and run --tags service"
+            f"if it is right, set {_VARIABLE}: {digest(done.out)} and run --tags service"
         )
 
     def _reasons(self, found: Judgement, declared: Declared) -> str:

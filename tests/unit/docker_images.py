@@ -41,7 +41,7 @@ if verb in ("image inspect", "image rm", "save") and name not in images:
     fail(f"Error response from daemon: No such image: {{name}}")
 if verb == "image inspect":
     layers = images[name]["layers"]
-    print(json.dumps([{{"Id": "sha256:" + "0" * 64, "Size": 1000, "Os": "linux",
+    print(json.dumps([{{"Id": "sha256:" + "0" * 64, "RepoTags": [name], "Size": 1000, "Os": "linux",
                         "RootFS": {{"Layers": layers}}, "Config": {{}}}}]))
 elif verb == "image rm":
     del images[name]

@@ -35,9 +35,12 @@ def environment(**changes: str | None) -> dict[str, str]:
     """Environment of a rank; a change to None leaves a variable out."""
     made: dict[str, str | None] = {
         "HF_HUB_OFFLINE": "1",
+        "TF_TP_WORLD": "2",
         "TF_TP_MASTER": "198.51.100.1",
         "TF_RDMA_DEVICES": "rocep1s0f0,roceP2p1s0f0",
         "NCCL_IB_HCA": "rocep1s0f0,roceP2p1s0f0",
+        "NCCL_SOCKET_IFNAME": "enp1s0f0np0",
+        "NCCL_IB_GID_INDEX": "3",
         "TF_DS_GRAPHS": "1",
         "TF_DS_ROUND_ROWS": "32",
         "TF_DS_STREAMS": "8",

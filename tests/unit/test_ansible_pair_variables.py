@@ -38,6 +38,7 @@ def test_the_description_is_what_the_switch_reads() -> None:
     assert parsed.pair == "spark-a+spark-b"
     assert parsed.hosts["worker"].user == "bob"
     assert parsed.hosts["worker"].addresses == ("192.0.2.12", "198.51.100.12", "198.51.100.140")
+    assert parsed.hosts["worker"].rails == ("enp1s0f0np0", "enP2p1s0f0np0")
     deepseek = parsed.server("deepseek")
     assert deepseek.api.port == 8888
     assert deepseek.api.model == "DeepSeek-V4.1-Flash-1017"
@@ -275,6 +276,13 @@ def test_a_wrong_inventory_is_refused_naming_the_host(
     host: str, values: dict[str, Any], said: str
 ) -> None:
     assert said in refused(changed(host, **values))
+
+
+def test_rails_of_which_one_has_no_interface_are_not_named() -> None:
+    rails = [{"interface": "enp1s0f0np0", "address": "198.51.100.12/25"}]
+    variables = changed("spark-b", cx7_network_rails=[*rails, {"address": "198.51.100.140/25"}])
+    made = pair_variables.description_of("spark-a", variables)
+    assert made["hosts"]["worker"]["rails"] == []
 
 
 @pytest.mark.parametrize(

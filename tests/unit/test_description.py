@@ -97,7 +97,8 @@ class TestValid:
         assert server.api.key_file is None
 
     def test_round_trip(self) -> None:
-        parsed = describe()
+        parsed = describe(put("hosts", "head", "rails", value=["enp1s0f0np0"]))
+        assert parsed.hosts["head"].rails == ("enp1s0f0np0",)
         assert parse(as_data(parsed)) == parsed
 
     def test_what_a_host_has_of_a_server(self) -> None:

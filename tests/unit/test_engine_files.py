@@ -18,7 +18,7 @@ class Engine:
     """The fields of an engine entry that matter here."""
 
     name = "deepseek"
-    recipe_url = "https://example.org/recipe.git"
+    recipe_url = "https://me:hunter2@example.org/recipe.git"
     commit = "c" * 40
     checkout = "/var/lib/spark-pair/recipes/deepseek-cccccccccccc-12345678"
 
@@ -52,10 +52,9 @@ def test_what_the_module_is_told(tmp_path: Path, patch: Patch, kit: Kit) -> None
         "count": 64,
         "folder": "kit",
     }
-    assert made["sources"] == {patch.sha256: patch.source}
     assert "with 0001.patch and a kit of 64 files" in made["words"]
     declared = engine_kit.Declared(kit.manifest_sha256, 64)
-    assert len(engine_kit.prove(Path(made["kit_source"]), declared)) == 64
+    assert len(engine_kit.prove(Path(made["kit_archive"]), declared)) == 64
 
 
 def test_an_archive_is_sent_as_it_is(tmp_path: Path, kit: Kit) -> None:
@@ -63,16 +62,18 @@ def test_an_archive_is_sent_as_it_is(tmp_path: Path, kit: Kit) -> None:
     with tarfile.open(archive, "w:gz") as file:
         file.add(kit.source, "wide-rows")
     given = Kit(str(archive), kit.manifest_sha256, kit.count, "kit", "/kit")
-    assert prepare(tmp_path, kit=given)["kit_source"] == str(archive)
+    assert prepare(tmp_path, kit=given)["kit_archive"] == str(archive)
 
 
 def test_addresses_are_left_to_the_head(tmp_path: Path, kit: Kit) -> None:
-    patch = Patch("https://example.org/40.patch", "a" * 64)
-    away = Kit("https://example.org/kit.tar", kit.manifest_sha256, 64, "kit", "/kit")
+    patch = Patch("https://me:hunter2@example.org/40.patch?token=hunter2", "a" * 64)
+    away = Kit("https://me:hunter2@example.org/kit.tar", kit.manifest_sha256, 64, "kit", "/kit")
     made = prepare(tmp_path, patch, kit=away)
-    assert made["sources"] == {"a" * 64: patch.source}
-    assert made["kit_source"] == away.source
-    assert prepare(tmp_path)["kit_source"] == ""
+    assert made["kit_archive"] is None
+    assert prepare(tmp_path)["kit_archive"] is None
+    assert made["checkout"]["url"] == "https://example.org/recipe.git"
+    assert "with 40.patch and" in made["words"]
+    assert "hunter2" not in str(made), "a run with -v shows it"
 
 
 def test_another_patch_is_refused_with_variable_file_and_both_hashes(
@@ -99,11 +100,5 @@ def test_a_kit_with_one_bad_file_is_refused_before_it_is_packed(tmp_path: Path, 
         prepare(tmp_path, kit=kit)
 
 
-def test_words_show_no_password_of_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = "https://me:hunter2@example.org/recipe.git"
-    monkeypatch.setattr(Engine, "recipe_url", url)
-    made = prepare(tmp_path)
-    assert made["words"].startswith("https://example.org/recipe.git at ")
-    assert made["checkout"]["url"] == url
+def test_words_show_no_password_of_the_repository(tmp_path: Path) -> None:
+    assert prepare(tmp_path)["words"].startswith("https://example.org/recipe.git at ")

@@ -40,6 +40,21 @@ def test_patches_keep_their_order_and_know_where_they_come_from() -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:secret@example.org/a/0040.patch?token=secret",
+        "https://example.org/a/0040.patch#secret",
+        "https://example.org/a/0040.patch/?path=/secret",
+    ],
+)
+def test_a_name_has_nothing_of_what_may_be_a_token(url: str) -> None:
+    (patch,) = patches("the_variable", [{"url": url, "sha256": ONE}])
+    with_kit = kit("the_variable", {"url": url, "manifest_sha256": ONE})
+    assert patch.source == url
+    assert patch.name == "0040.patch" and with_kit and with_kit.name == "0040.patch"
+
+
+@pytest.mark.parametrize(
     ("raw", "said"),
     [
         ("0001.patch", "must be a list of patches"),

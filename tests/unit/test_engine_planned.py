@@ -23,10 +23,15 @@ from spark_pair import engine_planned as planned
 from spark_pair.engine_dry_run import parse
 from spark_pair.engine_planned import Declared, Expected, Judgement
 
+RAILS = ("enp1s0f0np0", "enP2p1s0f0np0")
+
+
+def expected(declared: Declared = DECLARED, rails: int = 2) -> Expected:
+    return Expected(declared, {0: "ds", 1: "ds"}, rails, ("198.51.100.1",), {0: RAILS, 1: RAILS})
+
 
 def judged(declared: Declared = DECLARED, *, rails: int = 2, **changes: Any) -> Judgement:
-    expected = Expected(declared, {0: "ds", 1: "ds"}, rails, ("198.51.100.1",))
-    return planned.judge(parse(dry_run(**changes), HOMES), expected)
+    return planned.judge(parse(dry_run(**changes), HOMES), expected(declared, rails))
 
 
 def both(**changes: str | None) -> tuple[dict[str, str], dict[str, str]]:
@@ -72,6 +77,32 @@ class TestJudge:
                 {"env": both(TF_RDMA_DEVICES="rocep1s0f0")},
                 "rank 0: TF_RDMA_DEVICES has 1 rail(s) (rocep1s0f0), declared 2",
             ),
+            (
+                {"env": both(TF_RDMA_DEVICES="rocep1s0f0,rocep1s0f0")},
+                "rank 1: TF_RDMA_DEVICES has 1 rail(s) (rocep1s0f0), declared 2",
+            ),
+            (
+                {"env": both(NCCL_IB_HCA="=rocep1s0f0:1,rocep1s0f0:1")},
+                "rank 0: NCCL_IB_HCA has 1 rail(s) (rocep1s0f0), declared 2",
+            ),
+            (
+                {"argv": (SERVE, f"{FOLLOW} --rdma rocep1s0f0")},
+                "rank 1: --rdma has 1 rail(s) (rocep1s0f0), declared 2",
+            ),
+            (
+                {"env": both(NCCL_SOCKET_IFNAME="enP7s7")},
+                "rank 1: NCCL_SOCKET_IFNAME is enP7s7, and the rails of that machine are "
+                "enp1s0f0np0, enP2p1s0f0np0",
+            ),
+            (
+                {"env": both(NCCL_SOCKET_IFNAME="enp1s0f0np0,enP7s7")},
+                "rank 0: NCCL_SOCKET_IFNAME is enp1s0f0np0,enP7s7, and the rails",
+            ),
+            (
+                {"argv": (SERVE, FOLLOW.replace("198.51.100.1", "192.0.2.9"))},
+                "rank 1: an address in its command is 192.0.2.9, and the head's rails are "
+                "198.51.100.1",
+            ),
             ({"rails": 1}, "declared 1"),
             (
                 {"options": ("-v /home/one/hf:/hf", f"-v hf:/hf -v {ENGRAM}:/e")},
@@ -100,6 +131,14 @@ class TestJudge:
             ("TF_TP_PORT", "1", "is 1, declared 29620"),
             ("NCCL_MIN_NCHANNELS", "1", "is 1, declared 4"),
             ("NCCL_MAX_NCHANNELS", "9", "is 9, declared 4"),
+            ("NCCL_IB_DISABLE", "1", "is 1, and nobody declared it"),
+            ("NCCL_NET", "Socket", "is Socket, and nobody declared it"),
+            ("TF_RDMA_TIMEOUT", "1", "is 1, and nobody declared it"),
+            ("TF_TP_RING", "1", "is 1, and nobody declared it"),
+            ("TF_TP_WORLD", "1", "is 1, and a pair has 2 ranks"),
+            ("NCCL_IB_HCA", "^mlx5_2", "is ^mlx5_2, which names rails that are not used"),
+            ("NCCL_SOCKET_IFNAME", "^docker0", "is ^docker0, and the rails of that machine"),
+            ("NCCL_SOCKET_IFNAME", "enp1", "is enp1, and the rails of that machine"),
         ],
     )
     def test_a_name_that_nobody_promised_is_for_the_operator_to_judge(
@@ -112,11 +151,61 @@ class TestJudge:
             assert line.startswith(f"rank {rank}: {name} {words}")
         assert len(found.unknown) == 2
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("NCCL_DEBUG", "INFO"),
+            ("NCCL_IB_HCA", "=rocep1s0f0:1,roceP2p1s0f0:1"),
+            ("NCCL_SOCKET_IFNAME", "=enp1s0f0np0,enP2p1s0f0np0"),
+            ("NCCL_SOCKET_IFNAME", None),
+            ("TF_DS_SERVED_K", "8"),
+            ("TENSORFOLD_CUDA_KERNELS", "/kit/aot"),
+        ],
+    )
+    def test_what_the_recipe_sets_by_itself(self, name: str, value: str | None) -> None:
+        found = judged(env=both(**{name: value}))
+        assert (found.different, found.unknown) == ([], [])
+
+    def test_a_rank_that_is_told_by_its_command_alone(self) -> None:
+        words = f"{FOLLOW} --engram /e --rdma rocep1s0f0,roceP2p1s0f0 --side 1 --prefetch 1"
+        found = judged(env=(environment(), {}), argv=(SERVE, words))
+        assert (found.different, found.unknown) == ([], [])
+
+    def test_without_rails_in_the_inventory_their_names_are_the_recipes(self) -> None:
+        free = Expected(DECLARED, {0: "ds", 1: "ds"}, 2)
+        output = dry_run(env=both(NCCL_SOCKET_IFNAME="eth0", TF_TP_MASTER="192.0.2.9"))
+        found = planned.judge(parse(output, HOMES), free)
+        assert (found.different, found.unknown) == ([], [])
+
+    def test_an_interface_of_the_operators_own(self) -> None:
+        own = Declared({**SETTINGS, "NCCL_SOCKET_IFNAME": "enP7s7"})
+        assert not judged(own, env=both(NCCL_SOCKET_IFNAME="enP7s7")).different
+
+    def test_rails_that_nothing_names_are_unknown(self) -> None:
+        silent = both(TF_RDMA_DEVICES=None, NCCL_IB_HCA=None)
+        output = dry_run(env=silent, argv=(SERVE, f"{FOLLOW} --rdma rocep1s0f0,roceP2p1s0f0"))
+        unlinked = "".join(one for one in output.splitlines(True) if "Link: " not in one)
+        assert not planned.judge(parse(output, HOMES), expected()).unknown
+        found = planned.judge(parse(unlinked, HOMES), expected())
+        assert not found.different
+        assert [words.partition(" (")[0] for words in found.unknown] == [
+            "rank 0: nothing says which rails it uses"
+        ]
+
     def test_one_rail_where_two_are_there(self) -> None:
-        output = dry_run(rails=1)
-        expected = Expected(DECLARED, {0: "ds", 1: "ds"}, 2)
-        found = planned.judge(parse(output, HOMES), expected)
+        found = planned.judge(parse(dry_run(rails=1), HOMES), expected())
         assert found.different == ["the link has 1 rail(s), declared 2"]
+
+    def test_graphs_of_rank_1_that_nothing_hands_on_are_unknown(self) -> None:
+        words = FOLLOW.replace(" --graphs 1", "")
+        envs = environment(), environment(TF_DS_ENGRAM="/e", TF_DS_GRAPHS=None)
+        assert judged(argv=(SERVE, words)).unknown == []
+        assert judged(env=envs).unknown == []
+        found = judged(env=envs, argv=(SERVE, words))
+        assert not found.different
+        assert found.unknown == [
+            "rank 1: neither TF_DS_GRAPHS nor --graphs hands it its graphs, declared 1"
+        ]
 
     @pytest.mark.parametrize("name", ["TF_DS_ROUND_ROWS", "TF_DS_GRAPHS"])
     def test_what_must_be_said_and_is_not_is_unknown(self, name: str) -> None:
@@ -160,6 +249,15 @@ class TestJudge:
         words = (f"{SERVE} --engram /hf/engram", f"{FOLLOW} --engram /e")
         found = judged(env=both(TF_DS_ENGRAM=None), argv=words)
         assert (found.different, found.unknown) == ([], [])
+
+    def test_engram_tables_in_the_image_are_none(self) -> None:
+        found = judged(
+            env=(environment(TF_DS_ENGRAM="/opt/engram"), environment(TF_DS_ENGRAM="/e"))
+        )
+        assert not found.different
+        assert found.unknown == [
+            "rank 0: the Engram tables at /opt/engram lie in no folder of its machine"
+        ]
 
     def test_without_declared_tables_nothing_is_asked(self) -> None:
         free = {key: value for key, value in SETTINGS.items() if key != "WORKER_ENGRAM_DIR"}
@@ -213,6 +311,13 @@ def test_the_folders_of_the_weights() -> None:
         ENGRAM,
         "/srv/two/hf/model",
     ]
+
+
+@pytest.mark.parametrize("option", ["--engram /e", "--engram=/e"])
+def test_tables_by_an_option_are_weights_too(option: str) -> None:
+    output = dry_run(env=both(TF_DS_ENGRAM=None), argv=(SERVE, f"{FOLLOW} {option}"))
+    found = planned.weight_folders(parse(output, HOMES).ranks[1])
+    assert ("--engram", ENGRAM) in [(name, place) for name, place, _ in found]
 
 
 class TestRunning:

@@ -195,6 +195,37 @@ class TestPruning:
         (words,) = self.plan(BUILT).problems
         assert f"names {BUILT}, but deepseek is to run it" in words
 
+    @pytest.mark.parametrize(
+        ("wanted", "asked"),
+        [
+            ("mine:1", "docker.io/library/mine:1"),
+            ("mine", "mine:latest"),
+            ("docker.io/library/mine:latest", "mine"),
+            ("example.org/a/mine", "example.org/a/mine:latest"),
+            ("somebody/mine:1", "docker.io/somebody/mine:1"),
+        ],
+    )
+    def test_the_wanted_one_by_another_name_is_refused(self, wanted: str, asked: str) -> None:
+        engine = Wanted(tensorfold_service_image=wanted, engine_image_prune=[asked])
+        (words,) = engine.plan(there(ONE), there(ONE)).problems
+        assert f"names {asked}, but deepseek is to run it" in words
+
+    @pytest.mark.parametrize("asked", ["0123456789ab", f"sha256:{ONE}", f"any@sha256:{ONE}"])
+    def test_the_wanted_one_by_its_id_is_refused(self, asked: str) -> None:
+        found = {"there": True, "tags": [BUILT, "by-hand:1"], "containers": []}
+        (words,) = self.plan(asked, worker_={"prune": {asked: found}}).problems
+        assert f"names {asked}, but deepseek is to run it" in words
+
+    def test_a_second_name_of_the_wanted_one_may_go(self) -> None:
+        found = {"there": True, "tags": [BUILT, "by-hand:1"], "containers": []}
+        plan = self.plan("by-hand:1", worker_={"prune": {"by-hand:1": found}})
+        assert not plan.problems and plan.prune["worker"] == ("by-hand:1",)
+
+    @pytest.mark.parametrize("asked", ["other.org/mine:1", "somebody/mine:1", "mine:2", "mines:1"])
+    def test_one_that_only_looks_like_it_may_go(self, asked: str) -> None:
+        engine = Wanted(tensorfold_service_image="mine:1", engine_image_prune=[asked])
+        assert not engine.plan(there(ONE), there(ONE)).problems
+
     def test_one_in_use_is_refused(self) -> None:
         used = {"there": True, "containers": ["dsv41-tensorfold"]}
         (words,) = self.plan("old:1", worker_={"prune": {"old:1": used}}).problems
@@ -304,8 +335,8 @@ class TestLook:
         assert found["images"]["engine:2"] is None
         assert len(found["images"]["engine:1"]["identity"]) == 64
         assert found["prune"] == {
-            "old:1": {"there": True, "containers": ["a", "b"]},
-            "old:2": {"there": False, "containers": []},
+            "old:1": {"there": True, "tags": ["old:1"], "containers": ["a", "b"]},
+            "old:2": {"there": False, "tags": [], "containers": []},
         }
         assert (found["docker"], found["scratch"]) == ("", 3)
 

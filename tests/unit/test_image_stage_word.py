@@ -28,6 +28,9 @@ build_image
         "[[ $1 == image ]] && build\nexit\n",
         'if [ "${1}" = "image" ]; then build; fi\n',
         "import sys\nif sys.argv[1] == 'image': build()\n",
+        'case "$1" in "image" | send) build ;; esac\n',
+        "case $1 in send) send ;; image) build ;; esac\n",
+        'test "$1" = image && build\n',
     ],
 )
 def test_a_script_that_compares_its_argument_knows_the_stage(text: str) -> None:
@@ -41,6 +44,12 @@ def test_a_script_that_compares_its_argument_knows_the_stage(text: str) -> None:
         "build\n",
         "case $KIND in image) build ;; esac\n",  # nothing of it comes from the arguments
         "case $1 in my-image) build ;; images) ;; image-all) ;; esac\n",
+        'log() { echo "$1"; }\nlog "1/3 (build the image)"\n',
+        'log() { echo "$*"; }\ndocker save image | ssh "$WORKER" docker load\n',
+        'say() { echo "$1"; }\ndocker inspect --type "image" x\n',
+        'die() { echo "$1"; exit 1; }\ndie "no space (and the image)"\n',
+        'log() { echo "$1"; }\nlog "the kit is baked (in image)"\n',
+        "import sys\nname = sys.argv[0]\nkind = 'image'\n",
     ],
 )
 def test_one_that_does_not_is_told(text: str) -> None:
