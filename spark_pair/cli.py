@@ -46,6 +46,8 @@ again, so it imports these only for whoever asks for them."""
 _POLL_SECONDS = 0.3
 _SILENT_POLLS = 20
 
+_ASK_AGAIN_SECONDS = 5.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
@@ -381,7 +383,7 @@ def _resume(options: argparse.Namespace, arguments: list[str]) -> int:
             return _forward_until_heard(description, arguments)
         return PeerNode(description).stream(arguments)
     if options.boot:
-        return _resume_after_boot(description)
+        return _resume_after_boot(description, wait=arguments[0] != "node")
     opened = open_record(paths.JOURNAL)
     if opened is None:
         return _answer(options, exit=0, id=None, message="no switch is open; nothing to resume")
@@ -397,7 +399,11 @@ def _resume(options: argparse.Namespace, arguments: list[str]) -> int:
     return _watch(opened.id, quiet=options.json, after=len(opened.events))
 
 
-def _resume_after_boot(description: PairDescription) -> int:
+def _resume_after_boot(description: PairDescription, *, wait: bool) -> int:
+    """Ask for what a boot needs, once no switch runs: one that runs may not have noticed it.
+
+    Without `wait` whoever asks over ssh asks again himself.
+    """
     request = {
         "id": switching.new_id(),
         "kind": "boot",
@@ -405,30 +411,42 @@ def _resume_after_boot(description: PairDescription) -> int:
         "asked_by": "boot",
         "reason": "a machine of the pair was booted",
     }
-    try:
-        switching.submit(request)
-    except BusyError as error:
-        # Both machines may have booted, or the switch that runs has noticed by itself.
-        print(f"left to the switch that runs already: {error}")
-    return 0
+    deadline = time.monotonic() + _longest_switch(description)
+    while True:
+        try:
+            switching.submit(request)
+        except BusyError as error:
+            if not wait or time.monotonic() >= deadline:
+                raise
+            print(f"waiting until the switch that runs has ended: {error}", flush=True)
+            time.sleep(_ASK_AGAIN_SECONDS)
+        else:
+            return 0
+
+
+def _longest_switch(description: PairDescription) -> float:
+    """Seconds after which a switch that still runs is no reason to wait any longer."""
+    policy = description.policy
+    return max(policy.drain_deadline, policy.drain_deadline_operator) + 2 * policy.resume_wait
 
 
 def _forward_until_heard(description: PairDescription, arguments: list[str]) -> int:
-    """After a boot the head may still be away: try for `resume_wait`, then end loudly."""
-    deadline = time.monotonic() + description.policy.resume_wait
+    """After a boot the head may be away, or busy with a switch: try on, then end loudly."""
+    began = time.monotonic()
     words = [word for word in arguments if word != "node"]
     while True:
         try:
             done = PeerNode(description).call(words, timeout=120)
         except UnreachableError as error:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + description.policy.resume_wait:
                 raise
             print(f"spark-pair: {error}; trying again", file=sys.stderr)
-            time.sleep(5)
-            continue
-        sys.stdout.write(done.out)
-        sys.stderr.write(done.err)
-        return done.code
+        else:
+            sys.stdout.write(done.out)
+            sys.stderr.write(done.err)
+            if done.code != Exit.BUSY or time.monotonic() >= began + _longest_switch(description):
+                return done.code
+        time.sleep(_ASK_AGAIN_SECONDS)
 
 
 def _probe(options: argparse.Namespace, _: list[str]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ _UNIT_KEYS = (
 _READY = re.compile(r"\bserving \S+ at \S+ \(.*\bcontext: (?P<context>\d+)\b")
 _DRAFTS = re.compile(r"\bdrafts: (?P<drafts>on|off)\b")
 _KIB_PER_GIB = 1024 * 1024
+_LONG, _BRIEFLY = 5.0, 1.0
+"""Seconds for an API to answer: a server that is there may be busy, and without one of its parts
+only somebody else listens, perhaps for ever without a word. Looks follow each other fast."""
 
 
 def observe(
@@ -45,14 +48,15 @@ def observe(
     """Describe this host; with `ask`, servers whose API lives here are asked for a completion."""
     names = sorted(description.all_units())
     servers = {name: as_running(server) for name, server in description.servers.items()}
+    found_units, found_containers = units(names, runner), containers(runner)
     return {
         "host": description.host_name(role),
         "role": role,
         "taken_at": time.time(),
         "boot": boot_identity(root),
         "memory": memory(root),
-        "units": units(names, runner),
-        "containers": containers(runner),
+        "units": found_units,
+        "containers": found_containers,
         "ports": ports(
             {
                 port.port
@@ -67,7 +71,13 @@ def observe(
             if server.generation
         },
         "apis": {
-            name: _api(server, role, ask, runner)
+            name: _api(
+                server,
+                role,
+                ask,
+                runner,
+                _LONG if is_there(server, role, found_units, found_containers) else _BRIEFLY,
+            )
             for name, server in servers.items()
             if server.api.host == role
         },
@@ -247,8 +257,23 @@ def _inspect(kind: str, name: str, runner: Runner) -> dict[str, Any] | None:
     return found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else None
 
 
-def _api(server: Server, role: Role, ask: bool, runner: Runner) -> View:
-    models = request(server, "GET", "/v1/models", 5)
+def is_there(
+    server: Server,
+    role: Role,
+    units: Mapping[str, Mapping[str, str]] | None,
+    containers: Mapping[str, object] | None,
+) -> bool:
+    """Whether some part of a server runs on this host, or may run there unseen."""
+    if (units is None and server.units_on(role)) or (containers is None and server.ranks_on(role)):
+        return True
+    return any(name in (containers or {}) for name in server.ranks_on(role)) or any(
+        (units or {}).get(name, {}).get("active", "inactive") not in ("inactive", "failed")
+        for name in server.units_on(role)
+    )
+
+
+def _api(server: Server, role: Role, ask: bool, runner: Runner, patience: float) -> View:
+    models = request(server, "GET", "/v1/models", patience)
     answers = models.kind == "answered"
     view: View = {
         "listens": models.kind != "refused",

@@ -13,6 +13,9 @@ from ..metrics import Load
 from ..state import PairState
 from .world import AbortedError, Job, Side, StepError, World
 
+A_COMPLETION = "a completion"
+"""The usual proof that a server serves: it has answered a question of ours."""
+
 
 class Bench:
     """The world, the job and the few questions that all steps ask."""
@@ -54,6 +57,17 @@ class Bench:
                 raise StepError(self.silence[away])
             self.world.sleep(self.policy.sample_interval)
 
+    def insist(self, act: Callable[[], None]) -> None:
+        """Do on a machine what may be done twice, waiting a moment for a lost connection."""
+        deadline = self.world.now() + 3 * self.policy.peer_timeout
+        while True:
+            try:
+                return act()
+            except UnreachableError:
+                if self.world.now() >= deadline:
+                    raise
+            self.world.sleep(self.policy.sample_interval)
+
     def load(self, server: Server) -> Load:
         try:
             return self.world.nodes[server.api.host].load(server)
@@ -82,13 +96,14 @@ class Bench:
         self.say(text)
         self.job.notes.append(text)
 
-    def remember_serving(self, server: Server) -> None:
+    def remember_serving(self, server: Server, by: str = A_COMPLETION) -> None:
+        """Keep who serves, since when, and what has proven it."""
         known = self.state.serving or {}
         current = self.world.current(server)
         stamp = time.time()
         if known.get("server") != server.name or known.get("generation") != current:
             known = {"server": server.name, "generation": current, "since": stamp}
-        self.state.serving = {**known, "verified_at": stamp, "verified_by": "a completion"}
+        self.state.serving = {**known, "verified_at": stamp, "verified_by": by}
 
     def pause(self, seconds: float, *, abortable: bool = True) -> None:
         if abortable:

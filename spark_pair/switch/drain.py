@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from ..description import Server
 from ..metrics import Load
-from ..verdict import State
+from ..verdict import State, presence
 from .bench import Bench
 from .machine import Outcome
 
 _TELL_CHANGES_AFTER = 10.0
 _TELL_ANYWAY_AFTER = 60.0
 """Seconds between two lines: a restless load must fill neither a terminal nor the journal."""
+_LOOK_AFTER = 10.0
+"""Seconds after which a server that is busy is looked at again, whether it is still there."""
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Drain:
             self.bench.say(f"{server.name} has no metrics: its requests cannot be seen")
         world, policy = self.bench.world, self.bench.policy
         started = world.now()
-        standstill = Standstill(started, Load())
+        standstill, looked = Standstill(started, Load()), started
         telling = _Telling(self.bench, server)
         quiet_since: float | None = None
         while True:
@@ -80,11 +82,24 @@ class Drain:
                 quiet_since = now
             if quiet_since is not None and now - quiet_since >= policy.quiet_period:
                 return Outcome.OK
+            if not load.known or (not load.idle and now - looked >= _LOOK_AFTER):
+                looked = now
+                if self._is_gone(server):
+                    return Outcome.OK
             words = self._words(load, standstill.seconds(now, load))
             if now - started >= self.limit and quiet_since is None:
-                return self._over(server, words)
+                return self._over(server, load, words)
             telling.tell(now, load, words, self._outlook(load, started + self.limit - now))
             self.bench.pause(policy.sample_interval)
+
+    def _is_gone(self, server: Server) -> bool:
+        """Whether it has died meanwhile: nobody finishes its requests, and it does not serve."""
+        found = presence(server, self.bench.views(), self.bench.description)
+        if found.state not in (State.DOWN, State.PARTIAL):
+            return False
+        self.bench.say(f"{server.name} is {found} now: no drain")
+        self.bench.job.verdicts[server.name] = found
+        return True
 
     def _words(self, load: Load, still: float) -> str:
         """The load, and whether it looks stuck: replies take long, so this takes longer."""
@@ -98,17 +113,26 @@ class Drain:
         time = f"{left / 60:.0f} min" if left > 120 else f"{max(0.0, left):.0f} s"
         return f"{'stopped anyway' if self.stops else 'gives up'} in {time}"
 
-    def _over(self, server: Server, words: str) -> Outcome:
+    def _over(self, server: Server, load: Load, words: str) -> Outcome:
         if self.stops:
             self.bench.say(
                 f"drain {server.name}: {words} after {self.limit:g} s; stopping as asked"
             )
             return Outcome.OK
-        return self._give_up(f"{server.name} did not become idle within {self.limit:g} s ({words})")
+        return self._give_up(
+            f"{server.name} did not become idle within {self.limit:g} s ({words})",
+            self._still_serves(server, load),
+        )
 
-    def _give_up(self, why: str) -> Outcome:
+    def _still_serves(self, server: Server, load: Load) -> str:
+        found = presence(server, self.bench.views(), self.bench.description)
+        if not load.known and found.state is State.UNKNOWN:
+            return f"whether it still serves is not known ({found.why})"
+        return "it still serves"
+
+    def _give_up(self, why: str, serves: str = "it still serves") -> Outcome:
         self.bench.job.message = (
-            f"{why}; it still serves and nothing was stopped. 'spark-pair switch "
+            f"{why}; {serves} and nothing was stopped. 'spark-pair switch "
             f"{self.bench.job.target} --drain stop' stops it after "
             f"{self.bench.policy.drain_deadline_operator:g} s"
         )

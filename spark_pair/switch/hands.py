@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from .. import verdict as verdicts
 from ..description import ROLES, Generation, Keeper, Role, Server
 from ..errors import NodeError, SparkPairError
 from ..hostview import View
-from ..verdict import State
-from .bench import Bench
+from ..probe import ProbeResult
+from ..verdict import Evidence, State
+from .bench import A_COMPLETION, Bench
 from .loading import Loading
 from .world import AwayError, Side, StepError
 
 _ALIVE = ("active", "activating", "reloading", "deactivating")
 _FOUND_UP = (State.SERVING, State.BUSY, State.MISMATCH, State.DEAD)
 _PROOF_TRIES = 2
+_FOREIGN_LOOKS = 2
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was seen of a server that shows that it serves."""
+
+    by: str
+    """Completes "verified by …"."""
+    said: str
+
+    @staticmethod
+    def of_completion(server: Server, result: ProbeResult) -> Proof:
+        """It has answered a question of ours."""
+        words = f"{server.name} generates: {result.text[:60]!r} in {result.seconds:.1f} s"
+        return Proof(A_COMPLETION, words)
+
+    @staticmethod
+    def of_work(server: Server) -> Proof:
+        """It has finished requests of others while ours had to wait."""
+        words = f"{server.name} is busy and finishes work; it had no time for a probe"
+        return Proof("the work that it finishes", words)
 
 
 class Hands:
@@ -40,8 +65,8 @@ class Hands:
             for keeper in server.keepers:
                 if _is_active(views, keeper):
                     self.bench.say(f"stop {keeper.unit} on {self.bench.name(keeper.host)}")
-                    node = self.bench.world.nodes[keeper.host]
-                    node.stop_unit(keeper.unit, server.unit_stop_timeout)
+                    stop = self.bench.world.nodes[keeper.host].stop_unit
+                    self.bench.insist(partial(stop, keeper.unit, server.unit_stop_timeout))
 
     def _record_keepers(self, server: Server, views: Mapping[Role, View]) -> None:
         """Remember the active ones. What this switch, the stop of a server that is down, or a
@@ -77,7 +102,8 @@ class Hands:
         for keeper in chosen:
             self.bench.say(f"start {keeper.unit} on {self.bench.name(keeper.host)}")
             try:
-                self.bench.world.nodes[keeper.host].start_unit(keeper.unit, restart=False)
+                start = self.bench.world.nodes[keeper.host].start_unit
+                self.bench.insist(partial(start, keeper.unit, restart=False))
                 started = True
             except SparkPairError as error:
                 failed = True
@@ -138,7 +164,8 @@ class Hands:
         for unit in reversed(server.units):
             self.bench.say(f"stop {unit.unit} on {self.bench.name(unit.host)}")
             try:
-                self.bench.world.nodes[unit.host].stop_unit(unit.unit, server.unit_stop_timeout)
+                stop = self.bench.world.nodes[unit.host].stop_unit
+                self.bench.insist(partial(stop, unit.unit, server.unit_stop_timeout))
             except NodeError as error:
                 # Not the end: what counts is what is seen to be left, below.
                 self.bench.say(str(error))
@@ -148,17 +175,30 @@ class Hands:
             # archives, and believed nothing.
             self.bench.say(f"{server.name}: a rank is left, running its stop script")
             self.bench.world.run_command(server.commands.stop, self._stop_generation(server))
+        self._wait_until_gone(server)
+
+    def _wait_until_gone(self, server: Server) -> None:
+        """Wait for it, removing ranks that are left; StepError when it is not gone in time."""
         deadline = self.bench.world.now() + self.bench.policy.stop_timeout
-        removed = False
+        removed, foreign = False, 0
         while left := self._remains(server, views := self.bench.both_views()):
             if self._leftover_ranks(server, views) and not removed:
                 for role, container in self._leftover_ranks(server, views):
                     self.bench.say(
                         f"remove {container} on {self.bench.name(role)}, keeping its log"
                     )
-                    self.bench.world.nodes[role].remove_rank(container)
+                    remove = self.bench.world.nodes[role].remove_rank
+                    self.bench.insist(partial(remove, container))
                 removed = True
                 continue
+            foreign = foreign + 1 if self._is_foreign(server, views) else 0
+            if foreign >= _FOREIGN_LOOKS:
+                # It must not keep another server from coming back. What it may hold besides the
+                # port is found out by the memory's gate, and by a start on that very port.
+                self.bench.note(
+                    f"{left}, by something that is not {server.name}: find it with 'ss -ltnp'"
+                )
+                return
             if self.bench.world.now() >= deadline:
                 raise StepError(
                     f"{server.name} is not gone after {self.bench.policy.stop_timeout:g} s: {left}"
@@ -167,6 +207,18 @@ class Hands:
 
     def _stop_generation(self, server: Server) -> Generation | None:
         return self.bench.side(server).generation or server.generation
+
+    def _is_foreign(self, server: Server, views: Mapping[Role, View]) -> bool:
+        """Whether all that is left is a listener that no part of the server can be.
+
+        A port closes with its process, and units and ranks are looked at before the ports. Whoever
+        answers as a server does may be one that has left its unit; silence, or not knowing what a
+        model is, is nobody's.
+        """
+        known = all(views[role].get("ports") is not None for role in ROLES)
+        api = views[server.api.host].get("apis", {}).get(server.name) or {}
+        answers = api.get("models_status") not in (None, 404)
+        return known and not self.parts_left(server, views) and not answers
 
     def _leftover_ranks(
         self, server: Server, views: Mapping[Role, View | None]
@@ -240,7 +292,8 @@ class Hands:
             self.bench.world.flip(side.generation)
         for unit in server.units:
             self.bench.say(f"start {unit.unit} on {self.bench.name(unit.host)}")
-            self.bench.world.nodes[unit.host].start_unit(unit.unit, restart=bool(server.ranks))
+            start = self.bench.world.nodes[unit.host].start_unit
+            self.bench.insist(partial(start, unit.unit, restart=bool(server.ranks)))
         self._wait_until_ready(server, abortable=abortable)
 
     def _wait_until_ready(self, server: Server, *, abortable: bool) -> None:
@@ -261,7 +314,7 @@ class Hands:
         Strict is for a new server. One that is brought back is spared what does not put its
         service in doubt: that its description is wrong, that its metrics are gone, that it is busy.
         """
-        said = self._prove(server, strict=strict)
+        proof = self._prove(server, strict=strict)
         found = verdicts.presence(server, self.bench.both_views(), self.bench.description)
         if found.state is not State.UP:
             raise StepError(f"{server.name} answered, but it is {found}")
@@ -282,8 +335,8 @@ class Hands:
                 f"{server.name}: its metrics cannot be read; a drain will have to time out"
             )
         self._prove_the_key(server, strict=strict)
-        self.bench.say(said)
-        self.bench.remember_serving(server)
+        self.bench.say(proof.said)
+        self.bench.remember_serving(server, proof.by)
 
     def _prove_the_key(self, server: Server, *, strict: bool) -> None:
         """Whoever has no key is refused: an engine that found no keys would serve everybody."""
@@ -308,10 +361,10 @@ class Hands:
             )
         self.bench.note(words)
 
-    def _prove(self, server: Server, *, strict: bool) -> str:
+    def _prove(self, server: Server, *, strict: bool) -> Proof:
         """One real completion, or, under load, work that is being finished meanwhile."""
         node = self.bench.world.nodes[server.api.host]
-        before = self.bench.load(server)
+        began, before = self.bench.world.now(), self.bench.load(server)
         for _ in range(_PROOF_TRIES):
             # The first request may compile kernels and time out (fault 27), and callers may have
             # filled all lanes as soon as the port was open.
@@ -319,18 +372,49 @@ class Hands:
             if result.kind not in ("timeout", "overloaded"):
                 break
             if verdicts.moved(before, self.bench.load(server)):
-                return f"{server.name} is busy and finishes work; it had no time for a probe"
+                return Proof.of_work(server)
         if result.ok:
-            return f"{server.name} generates: {result.text[:60]!r} in {result.seconds:.1f} s"
+            return Proof.of_completion(server, result)
         if result.kind == "mismatch" and not strict:
             self.bench.note(f"{server.name} works, but not as it is described: {result.why}")
-            return f"{server.name} answers"
+            return Proof("an answer that is not as described", f"{server.name} answers")
         if result.kind in ("timeout", "overloaded") and not strict:
-            waiting = result.load.waiting
-            if result.kind == "overloaded" or (waiting is not None and waiting > 0):
-                self.bench.note(f"{server.name} is busy: a probe had to queue")
-                return f"{server.name} has taken requests"
+            evidence = verdicts.start_evidence(
+                began, before, self.bench.world.now(), result, _PROOF_TRIES - 1
+            )
+            if verdicts.queued(evidence):
+                return self._prove_by_work(server, evidence)
         raise StepError(f"{server.name} does not generate: {result.why}")
+
+    def _prove_by_work(self, server: Server, evidence: Evidence) -> Proof:
+        """All its lanes are taken: by work, if some of it is finished in time, else by corpses.
+
+        It is not asked meanwhile: a question that is never answered takes one more lane.
+        """
+        if evidence.first_load.progress is None:
+            self.bench.note(f"{server.name} is busy: a probe had to queue")
+            return Proof("the requests that it has taken", f"{server.name} has taken requests")
+        enough = verdicts.patience(evidence, self.bench.policy)
+        self.bench.say(
+            f"{server.name}: a probe had to queue ({evidence.last.load.words()}); waiting up to "
+            f"{enough:.0f} s for a request to be finished"
+        )
+        while self.bench.world.now() - evidence.first_at < enough:
+            load = self.bench.load(server)
+            if verdicts.moved(evidence.first_load, load):
+                return Proof.of_work(server)
+            if load.idle or not load.known:
+                break
+            self.bench.pause(
+                self.bench.policy.sample_interval, abortable=self.bench.job.attempts == 0
+            )
+        result = self.bench.world.nodes[server.api.host].probe(server)
+        if result.ok:
+            return Proof.of_completion(server, result)
+        raise StepError(
+            f"{server.name} does not generate: its requests ({result.load.words()}) are never "
+            f"finished, and a probe says: {result.why}"
+        )
 
     def check_boots(self, views: Mapping[Role, View | None]) -> None:
         for role, view in views.items():

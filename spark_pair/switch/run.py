@@ -35,7 +35,7 @@ from ..verdict import State, Verdict, presence
 from .machine import TOUCHED, Outcome, Phase, after, resume_at
 from .throttle import restarts
 from .work import Work
-from .world import Job, Side, World
+from .world import BOOTED, Job, Side, World
 
 
 class RealWorld:
@@ -85,7 +85,8 @@ class RealWorld:
         if changed:
             return (
                 f"{generation.path} on {host.name} was changed after it was made "
-                f"({', '.join(changed.files)}): it no longer is what its name says"
+                f"({', '.join(changed.files)}), and no longer is what its name says: declare the "
+                "edit, remove that folder while no server runs from it, then run --tags service"
             )
         return None
 
@@ -141,7 +142,8 @@ class RealWorld:
         except (OSError, UnicodeError) as error:
             return (
                 f"the API key of {server.name} cannot be used on "
-                f"{self.description.host_name(server.api.host)}: {error}"
+                f"{self.description.host_name(server.api.host)} ({error}): --tags service writes "
+                "it again"
             )
         return None
 
@@ -226,7 +228,9 @@ def make_request(
 def submit(request: dict[str, Any]) -> None:
     """Leave the request and start the unit; BusyError when a switch runs or is about to."""
     try:
-        Journal(paths.JOURNAL).reserve()
+        # A boot found the pair as it is: its server must come up with a full disk, too.
+        if request["kind"] != "boot":
+            Journal(paths.JOURNAL).reserve()
     except OSError as error:
         raise NodeError(
             f"no disk room for the journal: {error}. Nothing was touched; free some space first"
@@ -353,20 +357,22 @@ def run_unit(description: PairDescription, say: Callable[[str], None]) -> Exit:
         return _begin(RealWorld(description, job.id), job, Phase.OBSERVE, say, state)
 
 
+def _asked_for(job: Job) -> dict[str, Any]:
+    """What was asked, by whom and why, for the journal."""
+    return {
+        "target": job.target,
+        "asked_by": job.asked_by,
+        "reason": job.reason,
+        "drain": job.drain,
+        "hold": job.hold,
+    }
+
+
 def _begin(
     world: RealWorld, job: Job, phase: Phase, say: Callable[[str], None], state: PairState
 ) -> Exit:
     speak = _speaker(world, say)
-    world.record(
-        {
-            "event": "begin",
-            "target": job.target,
-            "asked_by": job.asked_by,
-            "reason": job.reason,
-            "drain": job.drain,
-            "hold": job.hold,
-        }
-    )
+    world.record({"event": "begin", **_asked_for(job)})
     return drive(world, Work(world, job, state, speak), job, phase)
 
 
@@ -420,6 +426,7 @@ def job_from(record: Record) -> Job:
             if event["event"] == "outcome"
         )
     job.cause = _cause(record)
+    job.booted = record.last(BOOTED) is not None
     job.attempts = _attempts(record)
     # The machines were touched from STOP on, also when only the last line of the story is missing.
     job.changed = any(
@@ -443,13 +450,13 @@ def _cause(record: Record) -> str:
 
 
 def _attempts(record: Record) -> int:
-    """Attempts to recover that have ended since the switch last got stuck.
+    """Attempts to recover that have ended since the switch last got stuck or a machine booted.
 
     One that was cut off is repeated, but not for ever: from the third time on it counts.
     """
     events = list(record.events)
-    stuck = [index for index, event in enumerate(events) if event["event"] == STUCK]
-    since = events[stuck[-1] + 1 :] if stuck else events
+    anew = [index for index, event in enumerate(events) if event["event"] in (STUCK, BOOTED)]
+    since = events[anew[-1] + 1 :] if anew else events
     recovering = [event for event in since if event.get("phase") == str(Phase.RECOVER)]
     entered = sum(1 for event in recovering if event["event"] == "phase")
     ended = sum(1 for event in recovering if event["event"] == "outcome")
@@ -492,9 +499,15 @@ def resume_point(record: Record) -> Phase | Exit:
         return Phase.RECOVER
     ended = record.last_outcome
     if ended is None:
-        return resume_at(Phase(record.last_phase) if record.last_phase else None)
-    following = after(Phase(ended[0]), Outcome(ended[1]))
-    return resume_at(following) if isinstance(following, Phase) else following
+        at: Phase | Exit | None = Phase(record.last_phase) if record.last_phase else None
+    else:
+        at = after(Phase(ended[0]), Outcome(ended[1]))
+    if isinstance(at, Exit):
+        return at
+    if at is Phase.ARM and record.last("armed") is None:
+        # Nobody wrote down who serves, and nothing is touched before that.
+        return Exit.REFUSED
+    return resume_at(at)
 
 
 def _recovering(record: Record) -> bool:
@@ -517,6 +530,27 @@ def _target_serves(work: Work, world: World, job: Job) -> bool:
     return work.run(Phase.VERIFY) is Outcome.OK
 
 
+def _came_up(work: Work, name: str, before: str) -> Exit:
+    """A server serves after the boot; another one than before is told, and held as a recovery is.
+
+    Otherwise nobody would read why, and the next plain run would switch back at once.
+    """
+    if before == name or name != work.description.fallback:
+        return Exit.DONE
+    cause = f"a machine was booted while {before} served"
+    found = work.job.verdicts[name]
+    work.job.message = f"{cause}. {name} has come up by itself and is {found}"
+    if found.state is State.SERVING:
+        work.remember_serving(work.description.server(name))
+    work.state.set_hold("recovery", cause)
+    work.world.save(work.state)
+    work.world.record({"event": "begin", **_asked_for(work.job)})
+    work.world.record(
+        {"event": "end", "exit": int(Exit.RECOVERED), "message": work.job.message, "changed": True}
+    )
+    return Exit.RECOVERED
+
+
 def after_boot(
     description: PairDescription, request: dict[str, Any], say: Callable[[str], None]
 ) -> Exit:
@@ -531,9 +565,11 @@ def after_boot(
     opened = open_record(paths.JOURNAL)
     job = Job(request["id"], target, request["asked_by"], request["reason"])
     world = RealWorld(description, job.id)
+    world.past_the_point()  # what has to be done after a boot must not depend on the disk
     state = states.load()
     if opened is not None:
         state.owe_keepers_of(opened.id)
+    served = (state.serving or {}).get("server", target)
     work = Work(world, job, state, say)
     outcome = work.run(Phase.OBSERVE)
     alive = [name for name, item in job.verdicts.items() if item.state is not State.DOWN]
@@ -542,8 +578,7 @@ def after_boot(
         found = job.verdicts[alive[0]]
         if found.state in (State.SERVING, State.BUSY, State.MISMATCH):
             say(f"{alive[0]} is {found}; nothing to do after the boot")
-            return Exit.DONE
-    served = (work.state.serving or {}).get("server", target)
+            return _came_up(work, alive[0], served)
     # One that was proven dead does not come up by itself, and each further question that it never
     # answers keeps a lane, until it looks like one that is busy.
     dead = seen and job.verdicts[target].state is State.DEAD
@@ -560,7 +595,9 @@ def after_boot(
             say(f"{target} is {found}; left alone after the boot")
             return Exit.GAVE_UP
     if opened is not None:
-        RealWorld(description, opened.id).record(
+        former = RealWorld(description, opened.id)
+        former.past_the_point()
+        former.record(
             {
                 "event": "end",
                 "exit": int(Exit.RECOVERED),
@@ -570,5 +607,4 @@ def after_boot(
         )
     job.former = None
     job.message = job.cause = request["reason"]
-    world.past_the_point()
     return _begin(world, job, Phase.RECOVER, say, state)

@@ -9,7 +9,7 @@ from ..description import NONE, ROLES, Server
 from ..errors import SparkPairError, UnreachableError
 from ..state import PairState
 from ..verdict import State
-from .bench import Bench
+from .bench import A_COMPLETION, Bench
 from .checks import Checks
 from .cleaning import Cleaning
 from .drain import Drain
@@ -17,7 +17,7 @@ from .hands import Hands
 from .look import Look
 from .machine import Outcome, Phase
 from .planned import Planned
-from .world import AbortedError, AwayError, Job, Side, StepError, World
+from .world import BOOTED, AbortedError, AwayError, Job, Side, StepError, World
 
 _BACK_OUT_PHASES = (Phase.OBSERVE, Phase.REFUSE, Phase.DRAIN, Phase.ARM, Phase.KEEPERS)
 
@@ -321,20 +321,24 @@ class Work(Bench):
             self.state.serving = None
             self.job.message = "both machines are empty: no model server runs, as asked"
         else:
-            message = f"{self.job.target} serves, verified by a completion"
+            message = f"{self.job.target} serves, verified by {self._proof()}"
             self.job.message = self._with_notes(message)
         self.state.suspects.clear()
         self.world.save(self.state)
         return Outcome.OK
 
     def candidates(self) -> list[Side]:
-        """Who may serve again, best first: the former, then the fallback, else the target again."""
-        sides: list[Side] = []
-        if self.job.former:
-            sides.append(self.job.former)
+        """Who may serve again, best first: the former, then the fallback, else the target again.
+
+        Where a machine was booted meanwhile, the fallback comes first: a boot means the fallback,
+        and it is what comes up there by itself.
+        """
+        sides = [self.job.former] if self.job.former else []
         fallback = self.description.fallback
         if fallback != NONE and fallback not in [side.server for side in sides]:
             sides.append(Side(fallback, self.description.server(fallback).generation))
+        if self.job.booted:
+            sides.sort(key=lambda side: side.server != fallback)
         if not sides and self.job.target != NONE:
             sides.append(Side(self.job.target, self.description.server(self.job.target).generation))
         return sides
@@ -344,31 +348,59 @@ class Work(Bench):
         self.world.past_the_point()
         self.job.changed = True
         self.state.serving = None
-        sides = self.candidates()
-        attempt = self.job.attempts
-        self.job.attempts += 1
         self.job.cause = self.job.cause or self.job.message or "the switch was interrupted"
-        if attempt >= len(sides):
+        if self.job.attempts >= len(self.candidates()):
             self.job.message = f"{self.job.cause}; there is no server left to bring back"
             return Outcome.FAILED
-        side = sides[attempt]
+        away = self._see_who_was_booted()
+        sides = self.candidates()
+        side = sides[self.job.attempts]
+        self.job.attempts += 1
         self.say(f"bringing {side} back")
         try:
+            if away:
+                raise away
             self._bring_back(side)
         except Exception as error:  # whatever it was, the next candidate may still come back
             self.say(f"{side} did not come back: {error}")
             self.job.message = f"{self.job.cause}; {side.server} did not come back: {error}"
-            more = self.job.attempts < len(sides) and not isinstance(error, AwayError)
+            if isinstance(error, AwayError):
+                return Outcome.FAILED
+            more = self.job.attempts < len(sides) or self._was_booted_meanwhile()
             return Outcome.AGAIN if more else Outcome.FAILED
         self.state.set_hold("recovery", self.job.cause)
         self.world.save(self.state)
-        message = f"{self.job.cause}. {side.server} serves, verified by a completion"
+        message = f"{self.job.cause}. {side.server} serves, verified by {self._proof()}"
         self.job.message = self._with_notes(message)
         return Outcome.OK
 
+    def _see_who_was_booted(self) -> AwayError | None:
+        """Wait for both machines, and notice when one was booted; the error when one stays away."""
+        try:
+            self.hands.wait_for_both()
+            self.hands.check_boots(self.views())
+        except AwayError as error:
+            return error
+        except StepError as error:
+            if not self.job.booted:
+                self.say(f"{error}: what a boot brings up comes first")
+                self.job.booted = True
+                # The order is another one now, and none of it was tried.
+                self.job.attempts = 0
+                self.world.record({"event": BOOTED})
+        return None
+
+    def _was_booted_meanwhile(self) -> bool:
+        """Whether an attempt failed because a machine went down under it: the first time only."""
+        before = self.job.booted
+        return self._see_who_was_booted() is None and self.job.booted and not before
+
+    def _proof(self) -> str:
+        """What has proven the server that serves."""
+        return str((self.state.serving or {}).get("verified_by", A_COMPLETION))
+
     def _bring_back(self, side: Side) -> None:
         server = self.form(side)
-        self.hands.wait_for_both()
         self.hands.stop_keepers()
         found = self.job.verdicts.get(server.name)
         # One that was proven dead is not asked again: it would only look busy with our questions.

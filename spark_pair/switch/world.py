@@ -15,6 +15,9 @@ from ..state import PairState
 from ..system import Result
 from ..verdict import Verdict
 
+BOOTED = "booted"
+"""The event of a journal that says that a machine was booted during the switch."""
+
 
 class World(Protocol):
     """Everything the switch touches; a fake one runs the same code without hosts."""
@@ -130,6 +133,8 @@ class Job:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     boots: dict[Role, str] = field(default_factory=dict)
     attempts: int = 0
+    booted: bool = False
+    """Whether a machine was booted during the switch: then the fallback is brought back first."""
     message: str = ""
     cause: str = ""
     """Why the target failed; kept while the recovery writes its own messages."""

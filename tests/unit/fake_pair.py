@@ -180,7 +180,9 @@ class FakePair:
         self.kill_at_action: int | None = None
         self.actions: list[str] = []
         self.disk_full_from: int | None = None
+        self.dry_run_code = 0
         self.dry_run_out = "docker run -d --name ds image"
+        self.dry_run_err = ""
         self.declares: Declared | None = None
         """What every generation declares; None is a server that declares nothing."""
         self.ranks: dict[Role, dict[str, Any]] = {"head": {}, "worker": {}}
@@ -293,7 +295,7 @@ class FakePair:
             server = self.description.servers["deepseek"]
             self._down(server, "deepseek.service")
             return Result(0, "", "")
-        return Result(0, self.dry_run_out, "")
+        return Result(self.dry_run_code, self.dry_run_out, self.dry_run_err)
 
     def current(self, server: Server) -> str | None:
         return self.links.get(server.name)
@@ -395,7 +397,7 @@ class FakeNode:
             "generations": dict(pair.links),
             "apis": {
                 name: {
-                    "listens": name in up,
+                    "listens": name in up or server.api.port in pair.squatted,
                     "models_status": 200 if name in up else None,
                     "load": pair.servers[name].load.as_dict(),
                     "context": pair.servers[name].context,

@@ -381,13 +381,28 @@ class TestResume:
         cli.main(["resume", "--dry-run"])
         assert "would go on with recover" in capsys.readouterr().out
 
-    def test_after_a_boot_a_running_switch_is_left_alone(self, host: Host, capsys: Capture) -> None:
+    def test_after_a_boot_a_running_switch_is_waited_for(self, host: Host, capsys: Capture) -> None:
+        """It may have been over the phase in which it would have noticed."""
+        submit, busy = switching.submit, [True, True, False]
+
+        def ask(request: dict[str, Any]) -> None:
+            if busy.pop(0):
+                raise BusyError("a switch to deepseek")
+            submit(request)
+
+        host.patch.setattr(switching, "submit", ask)
+        host.patch.setattr(time, "sleep", lambda _: None)
+        assert cli.main(["resume", "--boot"]) == 0
+        assert busy == []
+        assert [request["kind"] for request in host.submitted] == ["boot"]
+        assert "waiting until the switch that runs has ended" in capsys.readouterr().out
+
+    def test_after_a_boot_of_the_worker_it_is_told_at_once(self, host: Host) -> None:
         def busy(_: Any) -> None:
             raise BusyError("a switch to deepseek")
 
         host.patch.setattr(switching, "submit", busy)
-        assert cli.main(["resume", "--boot"]) == 0
-        assert "left to the switch that runs already" in capsys.readouterr().out
+        assert cli.main(["node", "resume", "--boot"]) == 75
 
     def test_the_unit_is_started_and_watched(self, host: Host) -> None:
         host.journal(BEGIN)
@@ -516,6 +531,14 @@ class TestOnTheWorker:
         assert cli.main(["resume", "--boot"]) == 0
         assert len(peer.calls) == 3
         assert len(naps) == 2
+
+    def test_after_a_boot_a_switch_that_runs_there_is_waited_for(
+        self, host: Host, peer: type[Peer]
+    ) -> None:
+        host.patch.setattr(time, "sleep", lambda _: None)
+        peer.answer = [Result(75, "", "a switch runs\n"), Result(0, "", "")]
+        assert cli.main(["resume", "--boot"]) == 0
+        assert len(peer.calls) == 2
 
     def test_but_not_for_ever(self, host: Host, peer: type[Peer]) -> None:
         clock = iter([0.0, 30.0, 61.0])

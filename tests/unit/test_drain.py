@@ -34,6 +34,38 @@ def seconds(pair: FakePair, phase: str) -> float:
     )
 
 
+class TestOneThatDies:
+    """Nobody finishes its requests any more, and "it still serves" would be a lie."""
+
+    @pytest.mark.parametrize("load", [Load(), Load(2, 0, (7.0,))], ids=["silent", "frozen"])
+    def test_is_not_waited_for(self, pair: FakePair, load: Load) -> None:
+        switch(pair)
+        pair.servers["deepseek"].load = load
+
+        def die(world: FakePair) -> None:
+            world.containers["worker"].clear()
+
+        pair.on_sleep = die
+        before = seconds(pair, "drain")
+        code, _ = switch(pair, "hikari")
+        assert code is Exit.DONE
+        assert pair.generates() == ["hikari"]
+        assert seconds(pair, "drain") - before < 60
+
+    def test_is_waited_for_when_its_machine_cannot_be_asked(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.servers["deepseek"].load = Load()
+
+        def leave(world: FakePair) -> None:
+            world.away = {"worker"}
+
+        pair.on_sleep = leave
+        code, job = switch(pair, "hikari")
+        assert code is Exit.GAVE_UP
+        assert "whether it still serves is not known (b did not say" in job.message
+        assert "stop deepseek.service" not in pair.actions
+
+
 class TestStuckRequests:
     @pytest.mark.fault(8)
     def test_are_told_after_the_time_that_the_longest_reply_may_take(self, pair: FakePair) -> None:

@@ -13,6 +13,7 @@ from loopback import completion, loopback, send
 
 from spark_pair import hostview
 from spark_pair.description import PairDescription
+from spark_pair.probe import Answer
 from spark_pair.system import Result
 
 MEMINFO = """MemTotal:       127535104 kB
@@ -285,6 +286,35 @@ def at_port(port: int, current: Path) -> PairDescription:
     return describe(change)
 
 
+class TestIsThere:
+    """Also what is ending, and what nobody could be asked about, counts as being there."""
+
+    @pytest.mark.parametrize(
+        ("active", "there"),
+        [
+            ("active", True),
+            ("activating", True),
+            ("deactivating", True),
+            ("failed", False),
+            ("inactive", False),
+        ],
+    )
+    def test_by_its_units(self, active: str, there: bool) -> None:
+        hikari = describe().server("hikari")
+        units = {name: {"active": active} for name in hikari.units_on("worker")}
+        assert hostview.is_there(hikari, "worker", units, {}) is there
+
+    @pytest.mark.parametrize(("names", "there"), [(["ds"], True), (["other"], False), ([], False)])
+    def test_by_its_ranks(self, names: list[str], there: bool) -> None:
+        deepseek = describe().server("deepseek")
+        assert hostview.is_there(deepseek, "head", {}, dict.fromkeys(names)) is there
+
+    @pytest.mark.parametrize(("units", "containers"), [(None, {}), ({}, None)])
+    def test_unseen(self, units: None, containers: None) -> None:
+        deepseek = describe().server("deepseek")
+        assert hostview.is_there(deepseek, "head", units, containers)
+
+
 class TestObserve:
     runner = staticmethod(
         saying(
@@ -347,6 +377,25 @@ class TestObserve:
             "probe": None,
         }
         assert view["generations"] == {"deepseek": None}
+
+    @pytest.mark.parametrize(
+        ("containers", "seconds"), [("ds\trunning\timage:1\tx\n", 5.0), ("", 1.0)]
+    )
+    def test_a_listener_without_a_server_is_not_waited_for(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, containers: str, seconds: float
+    ) -> None:
+        """It may never say a word, and a switch looks again and again."""
+        given = []
+
+        def silent(_: object, __: str, path: str, timeout: float) -> Answer:
+            given.append((path, timeout))
+            return Answer(0, "", "timeout")
+
+        monkeypatch.setattr(hostview, "request", silent)
+        runner = saying(docker_ps=Result(0, containers, ""), systemctl_show=Result(0, "", ""))
+        view = hostview.observe(at_port(1, root / "current"), "head", runner=runner, root=root)
+        assert given == [("/v1/models", seconds)]
+        assert view["apis"]["deepseek"]["listens"] is True
 
     def test_apis_of_the_other_host_are_not_asked(self, root: Path) -> None:
         def change(data: dict[str, Any]) -> None:

@@ -151,6 +151,18 @@ class TestRequest:
         submit(request())
         assert not paths.ABORT.exists()
 
+    def test_a_full_disk_refuses_a_switch_but_not_what_a_boot_needs(
+        self, systemctl: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_: Journal) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Journal, "reserve", full)
+        with pytest.raises(NodeError, match="no disk room for the journal"):
+            submit(request())
+        submit({**request(), "kind": "boot"})
+        assert (jsonfile.read(taken()) or {})["kind"] == "boot"
+
     def test_while_a_switch_runs(self, systemctl: list[str]) -> None:
         with locked(HOLDER), pytest.raises(BusyError, match="a switch to deepseek"):
             submit(request())
@@ -283,8 +295,11 @@ class TestResumePoint:
             ([entered(Phase.OBSERVE)], Exit.REFUSED),
             ([ended(Phase.OBSERVE, Outcome.OK)], Exit.REFUSED),
             ([entered(Phase.DRAIN)], Exit.REFUSED),
-            ([ended(Phase.DRAIN, Outcome.OK)], Phase.BACK_OUT),
+            ([ended(Phase.DRAIN, Outcome.OK)], Exit.REFUSED),
             ([ended(Phase.DRAIN, Outcome.GAVE_UP)], Exit.GAVE_UP),
+            ([entered(Phase.ARM)], Exit.REFUSED),
+            ([entered(Phase.ARM), ARMED], Phase.BACK_OUT),
+            ([ended(Phase.ARM, Outcome.OK)], Phase.BACK_OUT),
             ([entered(Phase.KEEPERS)], Phase.BACK_OUT),
             ([ended(Phase.KEEPERS, Outcome.OK)], Phase.RECOVER),
             ([entered(Phase.STOP)], Phase.RECOVER),
@@ -595,6 +610,18 @@ class TestAfterBoot:
         assert pair.generates() == ["hikari"]
         assert pair.saved.hold is not None
 
+    def test_a_fallback_that_came_up_by_itself_instead_of_another_is_told_and_held(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(states, "load", lambda: PairState(serving={"server": "deepseek"}))
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert pair.actions == []
+        assert pair.saved.hold is not None
+        assert (pair.saved.serving or {})["server"] == "hikari"
+        begin, end = read(paths.JOURNAL)
+        assert (begin["id"], begin["event"], end["event"]) == ("s2", "begin", "end")
+        assert "while deepseek served. hikari has come up by itself" in end["message"]
+
     def test_half_a_fallback_gets_the_keepers_of_its_last_stop_back(
         self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -607,6 +634,24 @@ class TestAfterBoot:
         assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
         assert pair.units["worker", "watchdog.timer"] == "active"
         assert pair.units["worker", "metrics.timer"] == "active"
+
+    def test_a_full_disk_keeps_nobody_down(
+        self, pair: FakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for row in (BEGIN, ARMED, entered(Phase.STOP)):
+            Journal(paths.JOURNAL).append(row)
+        pair.units.update(dict.fromkeys(pair.units, "inactive"))
+        fine: list[bool] = []
+
+        def full(*_: Any) -> None:
+            if not fine:
+                raise OSError(28, "No space left on device")
+
+        pair.past_the_point = lambda: fine.append(True)  # type: ignore[method-assign]
+        monkeypatch.setattr(pair, "save", full)
+        monkeypatch.setattr(Journal, "append", full)
+        assert after_boot(pair.description, self.REQUEST, lambda _: None) is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
 
     def test_an_open_switch_is_closed_with_the_reason(self, pair: FakePair) -> None:
         for row in (BEGIN, ARMED, entered(Phase.STOP)):

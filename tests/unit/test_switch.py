@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,31 @@ def pair() -> FakePair:
 
 def bad(kind: str, why: str = "broken") -> Any:
     return lambda _: ProbeResult(kind, why)  # type: ignore[arg-type]
+
+
+def before_phase(pair: FakePair, phase: Phase, strike: Callable[[FakePair], None]) -> None:
+    """Have something happen when the switch enters a phase."""
+    real = pair.record
+
+    def record(event: Any) -> None:
+        real(event)
+        if event["event"] == "phase" and event["phase"] == phase:
+            strike(pair)
+
+    pair.record = record  # type: ignore[method-assign]
+
+
+def on_action(pair: FakePair, action: str, strike: Callable[[FakePair], None]) -> None:
+    """Have something happen when the switch does something for the first time."""
+    real = pair.act
+
+    def act(what: str) -> None:
+        real(what)
+        if what == action and pair.act is act:
+            pair.act = real  # type: ignore[method-assign]
+            strike(pair)
+
+    pair.act = act  # type: ignore[method-assign]
 
 
 def with_keys(data: dict[str, Any]) -> None:
@@ -243,6 +269,7 @@ class TestRefuse:
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "hikari-head.service on b is masked" in job.message
+        assert "systemctl unmask hikari-head.service" in job.message
 
     @pytest.mark.fault(36)
     def test_a_squatted_port(self, pair: FakePair) -> None:
@@ -257,6 +284,19 @@ class TestRefuse:
         code, job = switch(pair)
         assert code is Exit.REFUSED
         assert "does not start a container named ds" in job.message
+
+    def test_a_dry_run_that_fails(self, pair: FakePair) -> None:
+        pair.dry_run_code = 1
+        pair.dry_run_err = f"[start.sh] ERROR: ROUND_ROWS is 16, not 32, HF_TOKEN={SECRET}\n"
+        pair.declares = DECLARED
+        code, job = switch(pair)
+        assert code is Exit.REFUSED
+        assert "the dry run of deepseek failed on a ([start.sh] ERROR: ROUND_ROWS" in job.message
+        assert "correct the variable that it names" in job.message
+        assert "engine_image_patches" in job.message and "Nothing was touched" in job.message
+        assert SECRET not in job.message
+        assert pair.generates() == ["hikari"]
+        assert pair.actions == ["run {generation}/launch start.sh"]
 
     def test_no_disk_room_for_the_journal(self, pair: FakePair) -> None:
         pair.disk_full_from = 0
@@ -511,6 +551,192 @@ class TestRecover:
         code, job = switch(pair)
         assert code is Exit.RECOVERED
         assert "was restarted during the switch" in job.message
+
+    def test_a_boot_during_a_rollback_means_the_fallback(self, pair: FakePair) -> None:
+        switch(pair)
+        pair.actions.clear()
+
+        def reboot(world: FakePair) -> None:
+            world.boots["worker"] = "another"
+
+        before_phase(pair, Phase.START, reboot)
+        code, job = switch(pair, "hikari")
+        assert code is Exit.RECOVERED
+        assert "b was restarted during the switch" in job.message
+        assert pair.generates() == ["hikari"]
+        assert "start deepseek.service" not in pair.actions
+
+    def test_a_boot_while_the_former_one_is_brought_back_means_the_fallback(
+        self, pair: FakePair
+    ) -> None:
+        switch(pair)
+        pair.actions.clear()
+        pair.servers["hikari"].starts = False
+
+        def reboot(world: FakePair) -> None:
+            world.boots["worker"] = "another"
+            world.servers["hikari"].starts = True
+            world.servers["deepseek"].starts = False
+
+        on_action(pair, "start deepseek.service", reboot)
+        code, _ = switch(pair, "hikari")
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+        assert pair.actions.count("start deepseek.service") == 1
+
+    def test_a_machine_that_stays_away_is_waited_for_once(self, pair: FakePair) -> None:
+        began = 0.0
+
+        def leave(world: FakePair) -> None:
+            nonlocal began
+            began = world.clock
+            world.away.add("worker")
+
+        before_phase(pair, Phase.START, leave)
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert "hikari did not come back: b did not come back within" in job.message
+        assert pair.clock - began < 2 * pair.description.policy.resume_wait
+
+    @pytest.mark.parametrize("status", [None, 404])
+    def test_a_foreign_listener_does_not_keep_the_former_one_down(
+        self, pair: FakePair, status: int | None
+    ) -> None:
+        """One that never says a word listens as well: a question to it ends with its time."""
+        switch(pair)
+        pair.servers["hikari"].starts = False
+        observe = pair.nodes["worker"].observe
+
+        def seen() -> dict[str, Any]:
+            view: dict[str, Any] = observe()
+            if 8000 in pair.squatted:
+                view["apis"]["hikari"] |= {"listens": True, "models_status": status}
+            return view
+
+        pair.nodes["worker"].observe = seen
+
+        def squat(world: FakePair) -> None:
+            world.units["worker", "hikari-head.service"] = "active"
+            world.squatted.add(8000)
+
+        before_phase(pair, Phase.RECOVER, squat)
+        code, job = switch(pair, "hikari")
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["deepseek"]
+        assert "port 8000 on b is open, by something that is not hikari" in job.message
+
+    def test_a_listener_that_answers_as_the_server_is_not_foreign(self, pair: FakePair) -> None:
+        """A process that has left its unit: two servers at once would be the end of both."""
+        observe = pair.nodes["worker"].observe
+
+        def seen() -> dict[str, Any]:
+            view: dict[str, Any] = observe()
+            view["ports"]["8000"] = view["apis"]["hikari"]["listens"] = True
+            view["apis"]["hikari"]["models_status"] = 200
+            return view
+
+        pair.nodes["worker"].observe = seen
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "hikari is not gone after 30 s: port 8000 on b is open" in job.message
+        assert "start deepseek.service" not in pair.actions
+
+    @pytest.mark.parametrize("kind", ["timeout", "overloaded"])
+    def test_full_lanes_of_which_none_is_ever_finished_are_no_proof(
+        self, pair: FakePair, kind: str
+    ) -> None:
+        full = Load(8, 3, (5.0,))
+        pair.servers["deepseek"].starts = False
+        before_phase(
+            pair,
+            Phase.RECOVER,
+            lambda world: vars(world.servers["hikari"]).update(
+                load=full,
+                probe=lambda _: ProbeResult(kind, "no answer", load=full),  # type: ignore[arg-type]
+            ),
+        )
+        code, job = switch(pair)
+        assert code is Exit.NOBODY
+        assert "hikari does not generate: its requests (8 running, 3 waiting)" in job.message
+
+    def test_full_lanes_of_a_server_that_dies_are_not_waited_for(self, pair: FakePair) -> None:
+        full = Load(8, 3, (5.0,))
+        pair.servers["deepseek"].starts = False
+        hikari = pair.servers["hikari"]
+
+        def fill(world: FakePair) -> None:
+            def die(_: FakePair) -> None:
+                hikari.load = Load()
+
+            hikari.load = full
+            hikari.probe = lambda _: ProbeResult("timeout", "no answer", load=hikari.load)
+            world.on_sleep = die
+
+        before_phase(pair, Phase.RECOVER, fill)
+        began = pair.clock
+        assert switch(pair)[0] is Exit.NOBODY
+        assert pair.clock - began < pair.description.policy.long_request_allowance
+
+    def test_a_machine_that_is_booted_while_the_last_one_is_brought_back(
+        self, pair: FakePair
+    ) -> None:
+        """It is away for a moment, and then what comes up there is not stopped but joined."""
+        pair.servers["deepseek"].starts = False
+
+        def reboot(world: FakePair) -> None:
+            back = world.clock + 10
+            world.away = {"worker"}
+
+            def wait(later: FakePair) -> None:
+                if later.clock >= back:
+                    later.away = set()
+                    later.boots["worker"] = "another"
+
+            world.on_sleep = wait
+
+        on_action(pair, "start hikari-worker.service", reboot)
+        code, _ = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.generates() == ["hikari"]
+
+    def test_full_lanes_of_which_one_is_finished_in_time_are_proof(self, pair: FakePair) -> None:
+        full = Load(8, 3, (5.0,))
+        pair.servers["deepseek"].starts = False
+        hikari = pair.servers["hikari"]
+
+        def fill(world: FakePair) -> None:
+            until = world.clock + world.description.policy.long_request_allowance / 2
+
+            def work(later: FakePair) -> None:
+                if later.clock > until:
+                    hikari.load = Load(8, 3, (6.0,))
+
+            hikari.load = full
+            hikari.probe = lambda _: ProbeResult("timeout", "no answer", load=full)
+            world.on_sleep = work
+
+        before_phase(pair, Phase.RECOVER, fill)
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert pair.answers() == ["hikari"]
+        assert pair.actions.count("stop hikari-head.service") == 1
+        assert "hikari serves, verified by the work that it finishes" in job.message
+
+    def test_full_lanes_without_counters_are_given_the_benefit_of_the_doubt(
+        self, pair: FakePair
+    ) -> None:
+        full = Load(8, 3)
+        pair.servers["deepseek"].starts = False
+        before_phase(
+            pair,
+            Phase.RECOVER,
+            lambda world: vars(world.servers["hikari"]).update(
+                load=full, probe=lambda _: ProbeResult("timeout", "no answer", load=full)
+            ),
+        )
+        code, job = switch(pair)
+        assert code is Exit.RECOVERED
+        assert "hikari is busy: a probe had to queue" in job.message
 
     def test_a_failing_new_generation_gives_the_former_one_back(self, pair: FakePair) -> None:
         switch(pair)
@@ -859,6 +1085,7 @@ class TestThePlannedStart:
         def change(data: dict[str, Any]) -> None:
             for role, rail in (("head", "198.51.100.1"), ("worker", "198.51.100.2")):
                 data["hosts"][role]["addresses"] += [rail, f"{rail}0"]
+                data["hosts"][role]["rails"] = ["enp1s0f0np0", "enP2p1s0f0np0"]
             data["servers"]["deepseek"]["expect_drafts"] = True
 
         made = FakePair(describe(change))
@@ -894,6 +1121,15 @@ class TestThePlannedStart:
         assert planned.actions == ["run {generation}/launch start.sh"]
         assert planned.generates() == ["hikari"]
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_rank_on_the_management_network(self, planned: FakePair, rank: int) -> None:
+        envs = [environment(), environment(TF_DS_ENGRAM="/e")]
+        envs[rank]["NCCL_SOCKET_IFNAME"] = "enP7s7"
+        planned.dry_run_out = dry_run(env=(envs[0], envs[1]))
+        code, job = switch(planned)
+        assert code is Exit.REFUSED
+        assert f"rank {rank}: NCCL_SOCKET_IFNAME is enP7s7, and the rails" in job.message
+
     def test_a_difference_cannot_be_accepted(self, planned: FakePair) -> None:
         planned.dry_run_out = dry_run(image=("other", "image:1"))
         self.accept(planned, planned.dry_run_out)
@@ -921,6 +1157,16 @@ class TestThePlannedStart:
         assert digest(planned.dry_run_out) in job.message
         assert "docker compose up" in self.said(planned)
         assert SECRET not in self.said(planned) + job.message
+
+    def test_what_is_left_out_of_a_long_output_is_counted(self, planned: FakePair) -> None:
+        planned.dry_run_out = "docker compose up -d\n" * 70 + "last line\n"
+        planned.dry_run_err = "WARN: " + "x" * 5000
+        assert switch(planned)[0] is Exit.REFUSED
+        said = self.said(planned)
+        assert said.count("docker compose up") == 60 and "last line" not in said
+        assert "… 11 more lines ('launch DRY_RUN=1 start.sh' of its generation" in said
+        assert "dry run of deepseek complained: WARN: xxx" in said
+        assert "… 1006 more characters" in said
 
     def test_and_accepted_by_its_sha256_alone(self, planned: FakePair) -> None:
         planned.dry_run_out = "docker compose up -d\n"

@@ -64,6 +64,17 @@ def reboot_worker(pair: ModelPair) -> None:
     pair.units["worker", "metrics.timer"] = "active"
 
 
+def reboot_worker_slowly(pair: ModelPair) -> None:
+    """It is away for some seconds first, as a real one is for a minute."""
+    pair.away = {"worker"}
+    pair.lifts.append((pair.clock + 5, come_back))
+
+
+def come_back(pair: ModelPair) -> None:
+    pair.away = set()
+    reboot_worker(pair)
+
+
 def lose_a_rank(pair: ModelPair) -> None:
     pair.containers["worker"].discard("ds")
 
@@ -87,6 +98,7 @@ FAULTS: dict[str, tuple[Strike, Strike]] = {
     "abort": (lambda pair: setattr(pair, "abort_at", pair.clock), nothing),
     "worker away": fault_of("away", {"worker"}, set()),
     "worker rebooted": (reboot_worker, nothing),
+    "worker rebooted slowly": (reboot_worker_slowly, nothing),
     "a rank is gone": (lose_a_rank, nothing),
     "deepseek does not start": (starts(deepseek=False), starts(deepseek=True)),
     "hikari does not start": (starts(hikari=False), starts(hikari=True)),
@@ -116,7 +128,7 @@ FAULTS: dict[str, tuple[Strike, Strike]] = {
     ),
 }
 
-MOVING = ("worker rebooted", "a rank is gone")
+MOVING = ("worker rebooted", "worker rebooted slowly", "a rank is gone")
 """Faults that change what runs by themselves."""
 
 WITH_DEATHS = ("nothing", "worker away", "worker rebooted", "nothing starts",
@@ -153,6 +165,7 @@ def assert_a_good_end(pair: ModelPair, code: Exit) -> None:
     assert pair.overlaps == [] or pair.rebooted
     if code is Exit.DONE:
         assert there == whole == ([] if asked.target == "none" else [asked.target])
+    assert asked.dead or not asked.serving or "no server had been serving" not in message
     if code in (Exit.REFUSED, Exit.GAVE_UP) and not pair.moved_by_itself:
         assert pair.shape() == pair.found or "not brought back" in message
     if code is Exit.RECOVERED:
@@ -179,6 +192,14 @@ def assert_it_ends_well(pair: ModelPair, fault: str) -> None:
         code = pair.to_the_end()
         assert code in (Exit.DONE, Exit.RECOVERED)
         assert_a_good_end(pair, code)
+
+
+def assert_a_boot_meant_the_fallback(pair: ModelPair) -> None:
+    """Who had to be brought back after a boot is the one that comes up there by itself."""
+    armed = next((row for row in pair.events if row["event"] == "armed"), None)
+    recovered = pair.events[-1].get("exit") == Exit.RECOVERED
+    if recovered and armed and armed["boots"]["worker"] != pair.boots["worker"]:
+        assert pair.beginning.fallback in ("none", *pair.answers())
 
 
 def told(problems: list[str], pair: ModelPair, where: str, error: AssertionError) -> None:
@@ -219,6 +240,7 @@ def test_every_fault_in_every_phase(beginning: Beginning, lasting: float | None)
         pair.strikes[str(phase)] = lasting_for(fault, lasting)
         try:
             assert_it_ends_well(pair, fault)
+            assert_a_boot_meant_the_fallback(pair)
         except AssertionError as error:
             told(problems, pair, f"{fault} in {phase}", error)
     assert not problems, "\n".join(problems)
@@ -239,6 +261,17 @@ def test_every_fault_before_and_after_every_action(beginning: Beginning) -> None
         except AssertionError as error:
             told(problems, pair, f"{fault} at {undisturbed.actions[action - 1]} {late}", error)
     assert not problems, "\n".join(problems)
+
+
+def test_a_worker_that_is_away_for_a_moment_is_waited_for_at_every_action() -> None:
+    beginning = Beginning("deepseek", ("hikari",))
+    undisturbed = ModelPair(beginning)
+    undisturbed.to_the_end()
+    for action in range(1, len(undisturbed.actions) + 1):
+        pair = ModelPair(beginning)
+        pair.strike_at_action = (action, True, lasting_for("worker away", 2.0))
+        assert pair.to_the_end() is Exit.DONE, undisturbed.actions[action - 1]
+        assert_a_good_end(pair, Exit.DONE)
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS, ids=str)
