@@ -38,7 +38,7 @@ def _generation() -> str:
 def test_an_edited_variable_runs_in_both_containers_after_a_drained_restart() -> None:
     before = _generation()
     assert {_environment(host)["TF_DS_GRAPHS"] for host in HOSTS} == {"1"}
-    played = play("service,cutover", extra_vars=WITHOUT_GRAPHS).succeeded()
+    played = play(None, extra_vars=WITHOUT_GRAPHS).succeeded()
     assert played.switch["changed"]
     assert {_environment(host)["TF_DS_GRAPHS"] for host in HOSTS} == {"0"}
     assert _generation() != before
@@ -47,7 +47,7 @@ def test_an_edited_variable_runs_in_both_containers_after_a_drained_restart() ->
 
 
 def test_a_second_run_changes_nothing() -> None:
-    play("service,cutover", extra_vars=WITHOUT_GRAPHS).unchanged()
+    play(None, extra_vars=WITHOUT_GRAPHS).unchanged()
     assert_deepseek_alone()
 
 

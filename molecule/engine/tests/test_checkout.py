@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from stories import preparation
 from stories.machines import HEAD, PAIR, assert_untouched, exit_code_of, fingerprint, on
 from stories.plays import Played, Together, play
 from stories.servers import assert_hikari_alone, back_to_hikari
+from stories.waiting import wait_for
 
 from simulated_pair.naming import CHECKOUT
 
 STANDIN = CHECKOUT / "simulated_pair" / "standins" / "recipe"
 COMMIT = (STANDIN / "HEAD.txt").read_text().strip()
 ROWS, PROMPTS, ALIEN = sorted((STANDIN / "patches").iterdir())
+FILES_PORT = 8097
 BY_HAND = f"{PAIR.head.home}/recipe-by-hand"
 
 
@@ -161,6 +164,59 @@ def test_a_patch_that_is_another_one_or_none_names_the_variable_and_both_hashes(
 
 def test_check_mode_says_what_would_be_checked_out(refusals: Together) -> None:
     assert f"with {ROWS.name}, {PROMPTS.name}, {ALIEN.name}" in refusals["dry"].output
+
+
+@pytest.fixture
+def served(story: Story) -> Iterator[str]:
+    """Address on the head's loopback of a patch, and of the kit in an archive."""
+    folder = PAIR.head.state / "served"
+    folder.mkdir()
+    shutil.copy(ROWS, folder)
+    with tarfile.open(folder / "kit.tar", "w") as archive:
+        archive.add(story.kit, "kit")
+    # What is fetched lies under the name of its content: an earlier chapter may have sent it.
+    on(HEAD, "rm -rf /var/lib/spark-pair/patches /var/lib/spark-pair/kits")
+    unit, root = "story-files", "/srv/simulation/served"
+    server = f"python3 -m http.server --bind 127.0.0.1 --directory {root} {FILES_PORT}"
+    on(HEAD, f"systemd-run --quiet --unit {unit} {server}")
+    try:
+        wait_for("files are served", lambda: fetched("kit.tar"), 30)
+        yield f"http://somebody:hunter2@127.0.0.1:{FILES_PORT}"
+    finally:
+        on(HEAD, f"systemctl stop {unit}")
+        shutil.rmtree(folder)
+
+
+def fetched(name: str) -> bool:
+    code, _ = exit_code_of(
+        HEAD, f"curl -sf --noproxy '*' -o /dev/null http://127.0.0.1:{FILES_PORT}/{name}"
+    )
+    return code == 0
+
+
+def test_patch_and_kit_come_from_their_addresses(story: Story, served: str) -> None:
+    before = checkouts()
+    patch = {"url": f"{served}/{ROWS.name}?token=hunter2", "sha256": declared(ROWS)[0]["sha256"]}
+    kit = {"url": f"{served}/kit.tar", "manifest_sha256": story.manifest, "count": 64}
+    wrong = {**patch, "sha256": "0" * 64}
+    played = play("service", extra_vars={"engine_image_patches": [wrong]})
+    assert played.code != 0
+    said = f"{HEAD}: the patch {ROWS.name} cannot be fetched, or is not the declared one"
+    assert said in played.words and "correct engine_image_patches" in played.words, played.words
+    lost = {**kit, "url": f"{served}/none.tar"}
+    away = play("service", extra_vars={"engine_image_kit": lost})
+    assert away.code != 0
+    assert f"{HEAD}: the kit none.tar cannot be fetched (" in away.words, away.words
+    assert "404" in away.words and "correct engine_image_kit" in away.words, away.words
+    assert checkouts() == before
+    right = play(
+        "service", extra_vars={"engine_image_patches": [patch], "engine_image_kit": kit}
+    ).succeeded()
+    for one in (played, away, right):
+        assert "hunter2" not in one.output
+    (new,) = checkouts() - before
+    as_owner(f"cd {new}/kit; sha256sum --quiet -c MANIFEST; grep -q 16 ../start.sh")
+    assert_hikari_alone()
 
 
 def test_a_patch_that_does_not_apply_names_itself_and_leaves_nothing(story: Story) -> None:

@@ -1,6 +1,7 @@
 """The engine's image: built from what is declared, the same on both machines, and never trusted.
 
-One story in chapters: each begins where the one before has ended. Hikari serves until the last two.
+One story in chapters: each begins where the one before has ended. Hikari serves until the last two,
+which begin with a pair on which nothing is installed.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from stories import across, preparation
 from stories.machines import (
     HEAD,
@@ -22,6 +24,7 @@ from stories.machines import (
     fingerprint,
     on,
     on_both,
+    pair_command,
     set_fault,
 )
 from stories.plays import Played, play, start_play
@@ -37,31 +40,42 @@ MIB = 1 << 20
 FETCH = "image-fetch-worker"
 STOCK = {"tensorfold_service_image": ""}
 """Nothing but the recipe itself."""
-PRODUCTION = {
-    "tensorfold_service_parallel": 8,
-    "tensorfold_service_prefill_interleave_ms": 250,
-    "tensorfold_service_clients": [
-        {"name": "agents", "at_once": 8, "prompt": 30000, "max_tokens": 2500}
-    ],
-}
-"""What a pair in production sets beside the wide rows; inventory/example has its reasons."""
+EXAMPLE = CHECKOUT / "inventory/example/group_vars/spark_pair/production.yml.example"
+"""What a pair in production sets, as an operator copies it."""
 SLOWLY = {"megabytes_per_second": 4, "memory_gib": 4, "io_weight": 20, "cpu_weight": 20}
 
 
 class Declared:
-    """What the operator of the wide rows declares, and what the image of it is called."""
+    """What the operator of a pair in production declares: the example, with files of his own."""
 
     def __init__(self, folder: Path) -> None:
         make = [sys.executable, "-I", str(STANDIN / "make_kit.py"), str(folder)]
         digest = subprocess.check_output(make, text=True).strip()
-        patch = STANDIN / "patches" / "0001-round-rows.patch"
+        example = yaml.safe_load(EXAMPLE.read_text())
+        patches = zip(
+            example["engine_image_patches"],
+            (
+                STANDIN / "patches" / name
+                for name in ("0001-round-rows.patch", "0002-long-prompts.patch")
+            ),
+            strict=True,
+        )
         self.variables: Mapping[str, Any] = {
+            **example,
             "tensorfold_service_image": "",
-            "tensorfold_service_round_rows": 32,
             "engine_image_patches": [
-                {"path": str(patch), "sha256": hashlib.sha256(patch.read_bytes()).hexdigest()}
+                {
+                    **declared,
+                    "path": str(patch),
+                    "sha256": hashlib.sha256(patch.read_bytes()).hexdigest(),
+                }
+                for declared, patch in patches
             ],
-            "engine_image_kit": {"path": str(folder), "manifest_sha256": digest, "count": 64},
+            "engine_image_kit": {
+                **example["engine_image_kit"],
+                "path": str(folder),
+                "manifest_sha256": digest,
+            },
         }
 
     def run(self, tags: str | None, **more: Any) -> Played:
@@ -219,6 +233,16 @@ def test_one_that_loses_it_later_is_refused_by_the_switch_itself(wide: Declared)
     assert_hikari_alone()
 
 
+def test_wide_rows_without_the_patch_are_refused_by_the_recipe_itself(wide: Declared) -> None:
+    own = {"engine_image_patches": [], "tensorfold_service_image": SoFar.image}
+    wide.run("service", **own).succeeded()
+    code, said = exit_code_of(HEAD, "spark-pair switch deepseek")
+    assert code == 10, said
+    assert f"the dry run of deepseek failed on {HEAD} (" in said, said
+    assert "ROUND_ROWS is 16 (" in said and "engine_image_patches" in said, said
+    assert_hikari_alone()
+
+
 def assert_runs(image: str, **environment: str) -> None:
     """Both ranks run that image with those variables, and DeepSeek serves alone."""
     assert_deepseek_alone()
@@ -230,21 +254,33 @@ def assert_runs(image: str, **environment: str) -> None:
         }
 
 
-def test_a_plain_run_ends_with_the_production_set_serving(wide: Declared) -> None:
-    wide.run(None, **PRODUCTION).succeeded()
-    assert_runs(
-        SoFar.image, TF_DS_ROUND_ROWS="32", TF_DS_STREAMS="8", TF_DS_PREFILL_INTERLEAVE_MS="250"
-    )
-    wide.run(None, **PRODUCTION).unchanged()
+def play_from_nothing(variables: Mapping[str, Any]) -> str:
+    """A plain run on a pair that has nothing but its weights, and the same again; the name of the
+    image that it has built and sent."""
+    pair_command("reset", "--bare", "--recorded")
+    remove_images()
+    assert not images(HEAD) and not images(WORKER)
+    assert not jobs(HEAD) and not jobs(WORKER)
+    play(None, extra_vars=variables).succeeded()
+    assert "image-build-head" in jobs(HEAD) and FETCH in jobs(WORKER)
+    (built,) = images(HEAD)
+    assert images(WORKER) == {built}
+    assert layers(WORKER, built) == layers(HEAD, built)
+    ran = jobs(HEAD), jobs(WORKER)
+    play(None, extra_vars=variables).unchanged()
+    assert (jobs(HEAD), jobs(WORKER)) == ran
+    return built
 
 
-def test_a_plain_run_ends_with_the_stock_recipe_built_sent_and_serving() -> None:
-    # Nothing is built beside ranks, which fill the memory.
-    back_to_hikari()
-    before = images(HEAD)
-    play(None, extra_vars=STOCK).succeeded()
-    (stock,) = images(HEAD) - before
-    assert stock.startswith("tensorfold-dsv41:") and before <= images(HEAD)
-    assert layers(WORKER, stock) == layers(HEAD, stock)
-    assert_runs(stock, TF_DS_ROUND_ROWS="16", TF_DS_STREAMS="4")
-    play(None, extra_vars=STOCK).unchanged()
+def test_a_plain_run_on_a_fresh_pair_builds_sends_and_starts_the_production_set(
+    wide: Declared,
+) -> None:
+    built = play_from_nothing(wide.variables)
+    assert built == SoFar.image, "the same is declared as in the chapters before"
+    assert_runs(built, TF_DS_ROUND_ROWS="32", TF_DS_STREAMS="8", TF_DS_PREFILL_INTERLEAVE_MS="250")
+
+
+def test_a_plain_run_on_a_fresh_pair_builds_sends_and_starts_the_stock_recipe() -> None:
+    built = play_from_nothing(STOCK)
+    assert built.startswith("tensorfold-dsv41:") and built != SoFar.image
+    assert_runs(built, TF_DS_ROUND_ROWS="16", TF_DS_STREAMS="4")
