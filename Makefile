@@ -18,7 +18,7 @@ STATED := -e weights_adopt_checkpoint=45ee5d0f -e weights_adopt_overlay=none
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## system packages (by apt, only what is missing) and .venv
@@ -61,7 +61,7 @@ inventory: setup ## look at your own two Sparks and write inventory/local (ARGS=
 lint: setup ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
 	ruff format --check .
-	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py docs/make_variables.py docs/make_plan_table.py
+	mypy spark_pair tests/unit simulated_pair/*.py inventory/simulated/addresses.py docs/make_variables.py docs/make_plan_table.py docs/make_fault_table.py
 	mypy --allow-subclassing-any action_plugins/*.py filter_plugins/*.py library/*.py
 	MYPYPATH=simulated_pair/standins/common:simulated_pair/standins/engine mypy simulated_pair/standins/*/*/*.py
 	MYPYPATH=molecule mypy --cache-dir .mypy_cache/stories molecule/stories molecule/conftest.py benchmarks/*.py
@@ -84,6 +84,12 @@ molecule: setup ## every molecule scenario, on two simulated pairs side by side
 .PHONY: test
 test: ## lint, unit and molecule, at the same time
 	@.ci/test
+
+# The longest first: with it at the end, the other pair would have nothing left to do.
+.PHONY: test-faults
+test-faults: setup ## the switch under fire, on two simulated pairs; writes the table in docs/faults.md
+	molecule/run --pairs 2 switch_faults_servers switch_faults_machines switch_faults_tool
+	@$(PYTHON) docs/make_fault_table.py
 
 .PHONY: clean
 clean: destroy ## remove the simulated pairs, their image and everything generated but inventory/local

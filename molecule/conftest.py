@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 for _name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
     del os.environ[_name]
 
-from stories import machines, preparation, servers  # noqa: E402 - needs the two lines above
+from stories import fire, machines, preparation, servers  # noqa: E402 - needs the two lines above
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,11 +39,30 @@ def hikari_serves(prepared: None) -> Iterator[None]:
     machines.clear_faults()
 
 
+@pytest.fixture(scope="module")
+def matrix(request: pytest.FixtureRequest, prepared: None) -> Iterator[fire.Matrix]:
+    """The cases of a scenario in which the switch is under fire."""
+    servers.back_to_hikari()
+    with fire.in_a_hurry():
+        yield fire.Matrix(request.module.SCENARIO, request.module.CASES)
+    servers.back_to_hikari()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep only the tests that `molecule/run` names, if it names any."""
+    wanted = set(os.environ.get("STORIES_ONLY", "").splitlines())
+    left_out = [item for item in items if wanted and item.nodeid not in wanted]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell `molecule/run` how many tests passed and failed."""
+    """Tell `molecule/run` how many tests passed and failed, and which did not pass."""
     path = os.environ.get("STORIES_RESULTS")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if path and reporter is not None:
-        counts = {name: len(reporter.stats.get(name, [])) for name in ("passed", "failed", "error")}
+        stats = {name: reporter.stats.get(name, []) for name in ("passed", "failed", "error")}
+        counts: dict[str, object] = {name: len(reports) for name, reports in stats.items()}
+        counts["names"] = [report.nodeid for report in stats["failed"] + stats["error"]]
         with Path(path).open("a") as results:
             results.write(json.dumps(counts) + "\n")

@@ -27,13 +27,30 @@ def machine(host: str) -> Machine:
     return PAIR.machine(host)
 
 
+def in_machine(host: str, script: str) -> list[str]:
+    """Return the words that run a bash script on a machine as root."""
+    return [*_PODMAN.program, "exec", machine(host).container, "bash", "-c", script]
+
+
+def start_on(host: str, script: str) -> "subprocess.Popen[str]":
+    """Start a bash script on a machine as root; what it prints, errors included, can be read."""
+    return subprocess.Popen(
+        in_machine(host, script),
+        env=_PODMAN.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def on(host: str, script: str, *, check: bool = True, seconds: float = 60) -> str:
     """Run a bash script on a machine as root and return what it printed.
 
     AssertionError with the script's own words when it fails and `check` is set.
     """
     done = subprocess.run(
-        [*_PODMAN.program, "exec", machine(host).container, "bash", "-c", script],
+        in_machine(host, script),
         env=_PODMAN.environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -293,12 +293,17 @@ def ansible_playbook(*words: str) -> tuple[int, str]:
 class Controller:
     """ansible-playbook as a plain process, for stories in which the controller dies."""
 
-    def __init__(self, tags: str, extra_vars: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tags: str,
+        extra_vars: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         given = ["-e", json.dumps(extra_vars)] if extra_vars else []
         self._process = subprocess.Popen(
             [str(_PROGRAM), "-i", str(INVENTORY), "site.yml", "--tags", tags, *given],
             cwd=CHECKOUT,
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -309,6 +314,10 @@ class Controller:
         """Send a signal to ansible-playbook and all that it started; its exit code."""
         os.killpg(self._process.pid, number)
         return self._process.wait(60)
+
+    def wait(self, seconds: float) -> int:
+        """Wait until ansible-playbook has ended; its exit code."""
+        return self._process.wait(seconds)
 
     def close(self) -> None:
         """End it, whatever a failed story left."""

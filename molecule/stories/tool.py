@@ -7,9 +7,9 @@ from typing import Any
 from .machines import HEAD, on
 from .waiting import wait_for
 
-_JOURNAL = "/var/lib/spark-pair/journal.jsonl"
+JOURNAL = "/var/lib/spark-pair/journal.jsonl"
 _STATE = "/var/lib/spark-pair/state.json"
-_ENDS = ("end", "stuck")
+ENDS = ("end", "stuck")
 SWITCH_UNIT = "spark-pair-switch.service"
 
 Event = Mapping[str, Any]
@@ -17,7 +17,7 @@ Event = Mapping[str, Any]
 
 def journal() -> list[Event]:
     """Every event of every switch since the last reset, in order."""
-    text = on(HEAD, f"cat {_JOURNAL} 2>/dev/null || true")
+    text = on(HEAD, f"cat {JOURNAL} 2>/dev/null || true")
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
@@ -53,7 +53,7 @@ def wait_for_phase(phase: str, seconds: float = 60) -> None:
     def entered() -> bool:
         events = journal()
         going = [one for one in events if one["id"] == events[-1]["id"]]
-        if not going or going[-1]["event"] in _ENDS:
+        if not going or going[-1]["event"] in ENDS:
             return False
         return any(one["event"] == "phase" and one["phase"] == phase for one in going)
 
@@ -66,7 +66,7 @@ def wait_until_over(seconds: float = 120) -> Event:
     def ended() -> Event | None:
         events = journal()
         state = on(HEAD, f"systemctl is-active {SWITCH_UNIT} || true").strip()
-        over = bool(events) and events[-1]["event"] in _ENDS
+        over = bool(events) and events[-1]["event"] in ENDS
         return events[-1] if over and state in ("inactive", "failed") else None
 
     return wait_for("the switch ends", ended, seconds)
