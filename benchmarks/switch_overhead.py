@@ -8,6 +8,8 @@ usage: simulated_pair/start && .venv/bin/python benchmarks/switch_overhead.py [-
 overhead      (stop issued -> new server verified) - the stopped units' own time - the new server's
               own time (start.sh from its start to its end; for Hikari from its unit's start to the
               line with which it begins to serve)
+in phases     the same in each phase, also those in which the old server still serves; without the
+              drain, which waits for its requests
 visible gap   what a client outside the pair sees that does nothing but ask GET /v1/models
 no change     a plain site.yml on a pair that is as it should be, against one "ansible -m ping"
 """
@@ -60,6 +62,16 @@ class Switched:
     def overhead(self) -> float:
         """What is left when the servers' own time is taken away."""
         return self.whole - self.stopping - self.loading
+
+    @property
+    def overheads(self) -> dict[str, float]:
+        """The same by phase, with those before the stop and after the proof; without the drain."""
+        own = {"stop": self.stopping, "start": self.loading}
+        return {
+            phase: seconds - own.get(phase, 0.0)
+            for phase, seconds in self.phases.items()
+            if phase != "drain"
+        }
 
 
 class Client(threading.Thread):
@@ -188,17 +200,17 @@ def row(name: str, values: Sequence[float], unit: str = "s") -> str:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="cut-overs and rollbacks each")
+    parser.add_argument("--rounds", type=int, default=10, help="cut-overs and rollbacks each")
     rounds = parser.parse_args().rounds
 
     servers.back_to_hikari()
     preparation.prepare()
     switched = [switch(target) for _ in range(rounds) for target in ("deepseek", "hikari")]
     site("--tags", "cutover")
-    plain = [site() for _ in range(rounds)]
+    plain = [site() for _ in range(min(rounds, 3))]
     ping = [
         command("ansible", "-i", "inventory/simulated", "spark_pair", "-m", "ping")
-        for _ in range(rounds)
+        for _ in range(min(rounds, 3))
     ]
 
     for target, title in (("deepseek", "cut-over to DeepSeek"), ("hikari", "rollback to Hikari")):
@@ -209,8 +221,9 @@ def main() -> int:
         print(row("units' own stop", [one.stopping for one in mine]))
         print(row("server's own start", [one.loading for one in mine]))
         print(row("visible gap", [one.gap for one in mine]))
-        for phase in mine[0].phases:
-            print(row(f"phase {phase}", [one.phases[phase] for one in mine]))
+        print(row("overhead, all phases", [sum(one.overheads.values()) for one in mine]))
+        for phase in mine[0].overheads:
+            print(row(f"  in {phase}", [one.overheads[phase] for one in mine]))
     print(f"\n{'nothing to change':<24}{'least':>8}{'median':>9}{'most':>9}")
     print(row("site.yml", plain))
     print(row("one ping", ping))
