@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from .engine_dry_run import DryRun, Mount, Rank, tidy
@@ -448,7 +449,9 @@ def running(number: int, planned: Rank, got: Rank, of_image: Collection[str] = (
     if got.network != planned.network:
         found.append(f"the network is {got.network}, planned {planned.network}")
     if planned.argv and got.argv != planned.argv:
-        found.append(f"the command is {_short(got.argv)}, planned {_short(planned.argv)}")
+        pairs = zip(got.argv, planned.argv, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        found.append(f"the command is {_from(same, got.argv)}, planned {_from(same, planned.argv)}")
     return [f"rank {number}: {words}" for words in found]
 
 
@@ -468,8 +471,10 @@ def _words(mount: Mount) -> str:
     return mount.source + (" (read only)" if mount.read_only else "")
 
 
-def _short(argv: Sequence[str]) -> str:
-    return repr(shlex.join(argv)[:_SHORTENED])
+def _from(same: int, argv: Sequence[str]) -> str:
+    """A command from its first word that is another one, which may stand far behind."""
+    words = masked(shlex.join(argv[same:]), None)[:_SHORTENED]
+    return repr(f"… {words}".rstrip() if same else words)
 
 
 # ---- what may be shown ----------------------------------------------------------------------

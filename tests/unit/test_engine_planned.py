@@ -374,7 +374,14 @@ class TestRunning:
                 {"Mounts": lambda there: [{**one, "RW": True} for one in there[1:]] + there[:1]},
                 "rank 1: /hf is /srv/two/hf, planned /srv/two/hf (read only)",
             ),
-            ({"Cmd": lambda words: [*words, "--aio", "0"]}, "rank 1: the command is "),
+            (
+                {"Cmd": lambda words: [*words, "--aio", "0", "--api-key", "secret"]},
+                "rank 1: the command is '… --aio 0 --api-key …', planned '…'",
+            ),
+            (
+                {"Cmd": lambda words: ["other", *words[1:]]},
+                "rank 1: the command is 'other ",
+            ),
         ],
     )
     def test_differences(self, changes: dict[str, Any], line: str) -> None:
