@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,12 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out the rest of the switch under fire when a run's time is up, and say so."""
+    until = float(os.environ.get("STORIES_UNTIL") or "inf")
+    if "matrix" in getattr(item, "fixturenames", ()) and time.time() > until:
+        pytest.skip("no time is left in this run")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell `molecule/run` how many tests passed and failed, and which did not pass."""
     path = os.environ.get("STORIES_RESULTS")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if path and reporter is not None:
-        stats = {name: reporter.stats.get(name, []) for name in ("passed", "failed", "error")}
+        kinds = ("passed", "failed", "error", "skipped")
+        stats = {name: reporter.stats.get(name, []) for name in kinds}
         counts: dict[str, object] = {name: len(reports) for name, reports in stats.items()}
         counts["names"] = [report.nodeid for report in stats["failed"] + stats["error"]]
         with Path(path).open("a") as results:

@@ -380,6 +380,8 @@ def _strike(case: Case) -> dict[str, Any]:
         f"all is over ({case.bound:g} s)",
         lambda: _settled(case, case.off),
         left,
+        # A look costs as much as a part of the switch itself.
+        every=0.5,
     )
     _note_seconds(case, time.monotonic() - struck)
     return _ending(case, code, said)

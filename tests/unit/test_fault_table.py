@@ -114,6 +114,14 @@ def test_cases_that_came_true_at_first_count_when_only_the_others_are_told_again
     assert (told.passed, told.failed, told.again) == (passed, alone[1], True)
 
 
+@pytest.mark.parametrize("alone", [(0, 0), (1, 0), (0, 1)])
+def test_a_case_that_failed_and_could_not_be_told_again_has_failed(
+    run: ModuleType, alone: tuple[int, int]
+) -> None:
+    told = run.second(run.Told("a", 39, 2, 9.0), run.Told("a", *alone, 3.0, left_out=1))
+    assert told.failed == 2 - alone[0] and told.passed == 39 + alone[0]
+
+
 def test_how_long_the_cases_took_is_told(run: ModuleType) -> None:
     rows = [{"case": name, "seconds": seconds, "bound": bound} for name, seconds, bound in (
         ("a", 4.0, 25.0), ("b", 30.0, 25.0), ("c", 40.0, 90.0))]  # fmt: skip
